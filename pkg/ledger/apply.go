@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // apply carries out steps in their order. With undo a failure takes back what was done before it, from the
@@ -215,7 +217,7 @@ func (s *session) addToSet(k Key) error {
 	path := s.inState(setsDir, k.setHash(), k.hash())
 	err := s.fs.WriteFile(path, nil, modeState)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = MkdirAll(s.fs, filepath.Dir(path)); err == nil {
+		if err = disk.MkdirAll(s.fs, filepath.Dir(path)); err == nil {
 			err = s.fs.WriteFile(path, nil, modeState)
 		}
 	}

@@ -4,11 +4,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // counted is a file system that notes what is asked of it, but for the lock.
 type counted struct {
-	FileSystem
+	disk.FS
 	calls []string
 }
 
@@ -18,37 +20,37 @@ func (c *counted) note(op, path string) {
 
 func (c *counted) ReadFile(path string) ([]byte, error) {
 	c.note("read", path)
-	return c.FileSystem.ReadFile(path)
+	return c.FS.ReadFile(path)
 }
 
 func (c *counted) Mode(path string) (uint32, error) {
 	c.note("stat", path)
-	return c.FileSystem.Mode(path)
+	return c.FS.Mode(path)
 }
 
 func (c *counted) ReadDir(path string) ([]string, error) {
 	c.note("list", path)
-	return c.FileSystem.ReadDir(path)
+	return c.FS.ReadDir(path)
 }
 
 func (c *counted) WriteFile(path string, data []byte, mode uint32) error {
 	c.note("write", path)
-	return c.FileSystem.WriteFile(path, data, mode)
+	return c.FS.WriteFile(path, data, mode)
 }
 
 func (c *counted) Overwrite(path string, data []byte) error {
 	c.note("write", path)
-	return c.FileSystem.Overwrite(path, data)
+	return c.FS.Overwrite(path, data)
 }
 
 func (c *counted) SyncFile(path string) error {
 	c.note("sync", path)
-	return c.FileSystem.SyncFile(path)
+	return c.FS.SyncFile(path)
 }
 
 func (c *counted) SyncDir(path string) error {
 	c.note("sync", path)
-	return c.FileSystem.SyncDir(path)
+	return c.FS.SyncDir(path)
 }
 
 // An ordinary pod is what a node starts most of. Each call is some microseconds of it: none comes twice, none syncs,
@@ -64,7 +66,7 @@ func TestAnOrdinaryPodAsksNoFileTwice(t *testing.T) {
 	}
 	att, ns := w.newContainer(), w.newNetns()
 	for _, command := range []string{"ADD", "DEL"} {
-		c := &counted{FileSystem: w.fs}
+		c := &counted{FS: w.fs}
 		l := New(w.net, Options{StateDir: "/state", FS: c, Clock: w.clock, Netns: w.netns, Sleep: w.pass})
 		var err error
 		if command == "ADD" {

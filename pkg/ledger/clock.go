@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/retention"
 )
 
@@ -45,7 +46,7 @@ type SystemClock struct{}
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func (SystemClock) Now() (Instant, error) {
-	id, err := Disk{}.ReadFile(bootIDFile)
+	id, err := disk.Local{}.ReadFile(bootIDFile)
 	if err != nil {
 		return Instant{}, err
 	}

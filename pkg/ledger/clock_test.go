@@ -92,7 +92,7 @@ func TestABootWritesNoRetainedRecordAnew(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	stopped(w, "web-0", tenMinutes)
 	w.boot(2 * time.Minute)
-	c := &counted{FileSystem: w.fs}
+	c := &counted{FS: w.fs}
 	l := New(w.net, Options{StateDir: "/state", FS: c, Clock: w.clock, Netns: w.netns, Sleep: w.pass})
 	if _, err := l.Del(DelRequest{Attachment: Attachment{"unknown", "eth0"}}); err != nil || len(c.calls) == 0 {
 		t.Fatalf("%v, calls %q", err, c.calls)

@@ -7,22 +7,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/test/must"
 )
 
 // readFS counts what is read.
 type readFS struct {
-	FileSystem
+	disk.FS
 	reads int
 }
 
 func (f *readFS) ReadFile(path string) ([]byte, error) {
 	f.reads++
-	return f.FileSystem.ReadFile(path)
+	return f.FS.ReadFile(path)
 }
 
 func (f *readFS) ReadDir(path string) ([]string, error) {
-	names, err := f.FileSystem.ReadDir(path)
+	names, err := f.FS.ReadDir(path)
 	f.reads += len(names)
 	return names, err
 }
@@ -35,7 +36,7 @@ func TestWhatANewPromiseReadsDoesNotGrowWithTheLedger(t *testing.T) {
 		for i := range promised {
 			w.add(fmt.Sprintf("web-%d", i), tenMinutes)
 		}
-		read := &readFS{FileSystem: w.fs}
+		read := &readFS{FS: w.fs}
 		ns := w.newNetns()
 		r, err := New(w.net, Options{StateDir: "/state", FS: read, Clock: w.clock, Netns: w.netns}).Add(AddRequest{
 			Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "late"}, Netns: ns, Policy: tenMinutes})

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/retention"
 )
 
@@ -316,7 +317,7 @@ func (w *world) hostLocalRelease(att Attachment) (freed []netip.Addr, err error)
 
 func (w *world) hostLocal(f func(dir string) error) error {
 	dir := filepath.Join(w.net.DataDir, w.net.Name)
-	if err := MkdirAll(w.fs, dir); err != nil {
+	if err := disk.MkdirAll(w.fs, dir); err != nil {
 		return err
 	}
 	unlock, err := w.fs.Lock(filepath.Join(dir, lockFile))
@@ -372,7 +373,7 @@ func (w *world) wipeSome(r *rand.Rand) {
 }
 
 func (w *world) remove(path string) {
-	if err := RemoveAll(w.fs, path); err != nil {
+	if err := disk.RemoveAll(w.fs, path); err != nil {
 		w.failf("wiping %s: %v", path, err)
 	}
 }

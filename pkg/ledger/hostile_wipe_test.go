@@ -5,13 +5,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/test/must"
 )
 
 // What comes between a wipe and the command that mends it, or before it. The model checks at each ADD that nothing
 // is given away.
 func TestAWipeGivesNothingAwayWhateverHappensAroundIt(t *testing.T) {
-	wholly := func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/data/net")) }
+	wholly := func(w *world) { must.Do(w.t, disk.RemoveAll(w.fs, "/data/net")) }
 	byGlob := func(w *world) { w.wipe("/data/net", glob) }
 	tear := func(w *world) {
 		for _, i := range []string{"0", "1"} {
@@ -62,7 +63,7 @@ func TestAWipeLeavesAnAddressToTheOneThatBoundIt(t *testing.T) {
 		for i := range 3 {
 			w.add(fmt.Sprintf("job-%d", i), ordinary)
 		}
-		must.Do(t, RemoveAll(w.fs, "/data/net"))
+		must.Do(t, disk.RemoveAll(w.fs, "/data/net"))
 		w.del(killed)
 		for i := range 12 {
 			w.add(fmt.Sprintf("other-%d", i), ordinary)

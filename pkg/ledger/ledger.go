@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // The defaults of a Network: host-local's directory and ours.
@@ -49,7 +51,7 @@ var errNotADirectory = unix.ENOTDIR
 // Options are the seams of a Ledger; every zero field is the machine's own, and StateDir DefaultStateDir.
 type Options struct {
 	StateDir string
-	FS       FileSystem
+	FS       disk.FS
 	Clock    Clock
 	Netns    NetnsProber
 	// Sleep waits between two tries of an ADD. Patience is how long an ADD waits for its predecessor, zero 3 s.
@@ -66,7 +68,7 @@ func (o *Options) setDefaults() {
 		o.StateDir = DefaultStateDir
 	}
 	if o.FS == nil {
-		o.FS = Disk{}
+		o.FS = disk.Local{}
 	}
 	if o.Clock == nil {
 		o.Clock = SystemClock{}

@@ -13,18 +13,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/test/must"
 )
 
 // halfway is a disk on which a command can be stopped in the middle of writing its index entry.
 type halfway struct {
-	Disk
+	disk.Local
 	stopped, goOn chan struct{}
 }
 
 func (d halfway) WriteFile(path string, data []byte, mode uint32) error {
 	if filepath.Base(filepath.Dir(path)) != indexDir {
-		return d.Disk.WriteFile(path, data, mode)
+		return d.Local.WriteFile(path, data, mode)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fs.FileMode(mode))
 	if err != nil {
@@ -38,7 +39,7 @@ func (d halfway) WriteFile(path string, data []byte, mode uint32) error {
 
 // watched is a disk that calls back before the index is listed.
 type watched struct {
-	Disk
+	disk.Local
 	before func()
 }
 
@@ -46,7 +47,7 @@ func (d watched) ReadDir(path string) ([]string, error) {
 	if filepath.Base(path) == indexDir {
 		d.before()
 	}
-	return d.Disk.ReadDir(path)
+	return d.Local.ReadDir(path)
 }
 
 func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
@@ -56,13 +57,13 @@ func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			on := func(disk FileSystem) *Ledger {
+			on := func(fsys disk.FS) *Ledger {
 				n := testNetwork("10.1.0.0/28", "")
 				n.DataDir = filepath.Join(dir, "data")
-				return New(n, Options{StateDir: filepath.Join(dir, "state"), FS: disk})
+				return New(n, Options{StateDir: filepath.Join(dir, "state"), FS: fsys})
 			}
 			pod := Pod{Namespace: "default", Name: "web-0"}
-			_, err := on(Disk{}).Add(AddRequest{Attachment: Attachment{"first", "eth0"}, Pod: pod, Policy: ordinary})
+			_, err := on(disk.Local{}).Add(AddRequest{Attachment: Attachment{"first", "eth0"}, Pod: pod, Policy: ordinary})
 			must.Do(t, err)
 
 			slow := halfway{stopped: make(chan struct{}), goOn: make(chan struct{})}
@@ -87,9 +88,9 @@ func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
 			close(slow.goOn)
 			must.Do(t, <-added)
 
-			_, err = on(Disk{}).Find(second)
+			_, err = on(disk.Local{}).Find(second)
 			must.Do(t, err)
-			bad, err := on(Disk{}).Check()
+			bad, err := on(disk.Local{}).Check()
 			must.Do(t, err)
 			if len(bad) > 0 {
 				t.Error(bad)
@@ -108,8 +109,8 @@ func TestReadsChangeNothing(t *testing.T) {
 		"host-local was at work": func(w *world) {
 			must.Do(w.t, w.fs.WriteFile("/data/net/10.1.0.9", []byte("other\r\neth0"), modeHostLocal))
 		},
-		"the data directory went": func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/data/net")) },
-		"the state went":          func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/state")) },
+		"the data directory went": func(w *world) { must.Do(w.t, disk.RemoveAll(w.fs, "/data/net")) },
+		"the state went":          func(w *world) { must.Do(w.t, disk.RemoveAll(w.fs, "/state")) },
 		"a torn entry": func(w *world) {
 			att, _, _ := w.add("web-1", forever)
 			must.Do(w.t, w.fs.WriteFile(filepath.Join(index(w), att.hash()), []byte("v1 "), modeState))

@@ -40,6 +40,8 @@ func newMemDir() *memNode { return &memNode{isDir: true, dir: map[string][]*memN
 
 func newMemFS(clock *fakeClock) *memFS { return &memFS{root: newMemDir(), clock: clock} }
 
+func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
+
 func (m *memFS) change(op, path string) error {
 	m.ops++
 	if m.before != nil {

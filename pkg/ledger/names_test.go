@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // An ADD that is killed behind its index entry leaves an entry of an address that the next one takes.
@@ -51,7 +53,7 @@ func TestAFileOfHostLocalThatNamesNoInterfaceEndsWithItsContainer(t *testing.T) 
 	l := New(n, Options{StateDir: filepath.Join(dir, "state")})
 	for name, content := range map[string]string{"10.1.0.5": "c9", "10.1.0.6": "c8\n", "10.1.0.7": "c7", "10.1.0.8": "c7\r\neth0"} {
 		file := filepath.Join(l.dir, name)
-		if err := errors.Join(MkdirAll(Disk{}, l.dir), os.WriteFile(file, []byte(content), 0o600)); err != nil {
+		if err := errors.Join(disk.MkdirAll(disk.Local{}, l.dir), os.WriteFile(file, []byte(content), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,7 +1,11 @@
 package ledger
 
 import (
+	"io/fs"
+
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // Netns names a network namespace in a way that survives the re-use of its path.
@@ -37,11 +41,11 @@ func (SystemNetns) Identify(path string) (Netns, bool, error) {
 	case unix.ENOENT, unix.ENOTDIR:
 		return Netns{}, false, nil
 	default:
-		return Netns{}, false, pathError("stat", path, err)
+		return Netns{}, false, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	var sf unix.Statfs_t
-	if err := retry(func() error { return unix.Statfs(path, &sf) }); err != nil {
-		return Netns{}, false, pathError("statfs", path, err)
+	if err := disk.Retry(func() error { return unix.Statfs(path, &sf) }); err != nil {
+		return Netns{}, false, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	// A leftover mount point whose mount is gone is an ordinary file. Kernels before 3.19 had the
 	// namespaces on proc.

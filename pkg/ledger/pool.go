@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // This file is about addresses of pools. No node owns one: the cluster gives it to one pod at a time, and that word is
@@ -181,7 +183,7 @@ func Told(o Options, uid string) (string, error) {
 }
 
 // told looks at the mode first: a file that says nothing may be replaced by one that does, not the other way round.
-func told(fsys FileSystem, path string) (string, error) {
+func told(fsys disk.FS, path string) (string, error) {
 	mode, err := fsys.Mode(path)
 	if err != nil || mode != modeTold {
 		return "", absent(err)
@@ -206,7 +208,7 @@ func Tell(o Options, uid, text string) error {
 	if err != nil {
 		return err
 	}
-	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
+	if err := disk.MkdirAll(o.FS, filepath.Dir(path)); err != nil {
 		return err
 	}
 	if err := o.FS.Remove(path + tempSuffix); absent(err) != nil { // it would keep its mode
@@ -241,7 +243,7 @@ func TellNode(o Options, name string) error {
 	if is, err := NodeName(o); err != nil || is == name {
 		return err
 	}
-	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
+	if err := disk.MkdirAll(o.FS, filepath.Dir(path)); err != nil {
 		return err
 	}
 	if err := o.FS.WriteFile(path+tempSuffix, []byte(name), modeState); err != nil {
@@ -275,7 +277,7 @@ func NoteProbed(o Options, uid string, addrs []netip.Addr) error {
 	for _, a := range slices.Concat(was, addrs) {
 		text.WriteString(a.String() + "\n")
 	}
-	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
+	if err := disk.MkdirAll(o.FS, filepath.Dir(path)); err != nil {
 		return err
 	}
 	for _, a := range addrs {
@@ -455,7 +457,7 @@ func Rechecked(o Options) (epoch int64, lost bool, err error) {
 // keepDurably writes a file of the pools' directory, whole at every moment and durable when it returns.
 func (o *Options) keepDurably(path string, data []byte) error {
 	dir := filepath.Dir(path)
-	if err := MkdirAll(o.FS, dir); err != nil {
+	if err := disk.MkdirAll(o.FS, dir); err != nil {
 		return err
 	}
 	tmp := path + tempSuffix
@@ -468,7 +470,7 @@ func (o *Options) keepDurably(path string, data []byte) error {
 	if err := o.FS.Rename(tmp, path); err != nil {
 		return err
 	}
-	return syncPathTo(o.FS, path)
+	return disk.SyncPathTo(o.FS, path)
 }
 
 // ErrUndescribed means that a network has no description: where its addresses are is unknown.

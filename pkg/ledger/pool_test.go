@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
@@ -332,7 +333,7 @@ func TestABarIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
 func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 	for n, hit := 0, true; hit; n++ {
 		w := newWorld(t, testNetwork("10.1.0.0/28", ""))
-		must.Do(t, MkdirAll(w.fs, "/state/pools"))
+		must.Do(t, disk.MkdirAll(w.fs, "/state/pools"))
 		must.Do(t, w.fs.WriteFile("/state/pools/"+uidOf(1), []byte("text"), modeState))
 		done := false
 		hit = w.killAt(n, func() {
@@ -377,7 +378,7 @@ func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/24", ""))
 	w.add("warm", ordinary)
-	c := &counted{FileSystem: w.fs}
+	c := &counted{FS: w.fs}
 	l := New(w.net, Options{StateDir: "/state", FS: c, Clock: w.clock, Netns: w.netns, Sleep: w.pass})
 	att, ns := w.newContainer(), w.newNetns()
 	_, err := l.Add(AddRequest{Attachment: att, Pod: Pod{"default", "job", uidOf(1)}, Netns: ns, Policy: ordinary})

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // The names in a network directory and in a state directory.
@@ -38,7 +40,7 @@ var stampedDirs = []string{claimsDir, indexDir, setsDir}
 // files are the files of one network. Its methods only read; without the lock they may see a command half-way.
 // Absence is a fact, a record that is missing nil without an error; every error means unknown.
 type files struct {
-	fs    FileSystem
+	fs    disk.FS
 	dir   string // address files
 	state string // claims, index, sets
 }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // session is one command's hold on a network: the lock is held from begin to end. It is the book that the command's
@@ -28,7 +30,7 @@ type session struct {
 func (l *Ledger) begin() (*session, error) {
 	s, err := l.lock()
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = MkdirAll(l.fs, l.dir); err == nil {
+		if err = disk.MkdirAll(l.fs, l.dir); err == nil {
 			s, err = l.lock()
 		}
 	}
@@ -155,7 +157,7 @@ func (s *session) recordInfo() error {
 		return nil
 	}
 	// A version before this one kept policies here, and described the network otherwise.
-	if err := RemoveAll(s.fs, s.inState(oldMarks)); err != nil {
+	if err := disk.RemoveAll(s.fs, s.inState(oldMarks)); err != nil {
 		return err
 	}
 	if err := s.remove(s.inState(countsName)); err != nil { // they were of other ranges
@@ -290,13 +292,13 @@ func (s *session) rebuild() error {
 		return err
 	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir} {
-		if err := MkdirAll(s.fs, s.inState(dir)); err != nil {
+		if err := disk.MkdirAll(s.fs, s.inState(dir)); err != nil {
 			return err
 		}
 	}
 	// Also of the network directory: after a wipe a power loss would bring the old one back, marker and all.
 	for _, dir := range []string{s.inState(claimsDir), s.dir} {
-		if err := syncPathTo(s.fs, dir); err != nil {
+		if err := disk.SyncPathTo(s.fs, dir); err != nil {
 			return err
 		}
 	}

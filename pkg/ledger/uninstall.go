@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // Freed is what Uninstall did.
@@ -37,7 +39,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		if !served {
 			return freed, l.forgetAll()
 		}
-		if err = MkdirAll(l.fs, l.dir); err == nil {
+		if err = disk.MkdirAll(l.fs, l.dir); err == nil {
 			unlock, err = l.fs.Lock(lock)
 		}
 	}
@@ -102,11 +104,11 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		return freed, err
 	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir, oldMarks} {
-		if err := RemoveAll(l.fs, s.inState(dir)); err != nil {
+		if err := disk.RemoveAll(l.fs, s.inState(dir)); err != nil {
 			return freed, err
 		}
 	}
-	return freed, RemoveAll(l.fs, l.state)
+	return freed, disk.RemoveAll(l.fs, l.state)
 }
 
 // forgetAll removes the state of a network that has no directory.
@@ -114,10 +116,10 @@ func (l *Ledger) forgetAll() error {
 	if err := l.removeClaims(); err != nil {
 		return err
 	}
-	if err := syncAbsence(l.fs, l.dir); err != nil { // of its retained records
+	if err := disk.SyncAbsence(l.fs, l.dir); err != nil { // of its retained records
 		return err
 	}
-	return RemoveAll(l.fs, l.state)
+	return disk.RemoveAll(l.fs, l.state)
 }
 
 // removeClaims removes every claim, durably.
@@ -125,12 +127,12 @@ func (l *Ledger) removeClaims() error {
 	dir := l.inState(claimsDir)
 	names, err := l.fs.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) { // who wiped it has not made that durable
-		return syncAbsence(l.fs, dir)
+		return disk.SyncAbsence(l.fs, dir)
 	} else if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := RemoveAll(l.fs, filepath.Join(dir, name)); err != nil {
+		if err := disk.RemoveAll(l.fs, filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
@@ -162,32 +164,14 @@ func RemoveState(o Options) (left int, err error) {
 		case !slices.ContainsFunc(sub, func(s string) bool {
 			return !slices.Contains([]string{claimsDir, indexDir, setsDir, oldMarks, countsName, tempState}, s)
 		}):
-			errs = append(errs, RemoveAll(o.FS, path))
+			errs = append(errs, disk.RemoveAll(o.FS, path))
 		}
 	}
 	if left == 0 && len(errs) == 0 {
-		if err := RemoveAll(o.FS, filepath.Join(o.StateDir, PoolsDir)); err != nil {
+		if err := disk.RemoveAll(o.FS, filepath.Join(o.StateDir, PoolsDir)); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	_ = o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
 	return left, errors.Join(errs...)
-}
-
-// RemoveAll removes a directory of plain files and directories, or one file. A missing one is no error.
-func RemoveAll(fsys FileSystem, path string) error {
-	err := fsys.Remove(path)
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	names, dirErr := fsys.ReadDir(path)
-	if dirErr != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := RemoveAll(fsys, filepath.Join(path, name)); err != nil {
-			return err
-		}
-	}
-	return fsys.RemoveDir(path)
 }

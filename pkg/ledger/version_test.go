@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -352,7 +353,7 @@ func TestAPowerLossAfterAnUninstallBringsNoPromiseBack(t *testing.T) {
 				w.boot(time.Minute)
 				w.prepare() // which writes the record durably
 				for _, path := range wiped {
-					must.Do(t, RemoveAll(w.fs, strings.ReplaceAll(path, "/state/net-*", w.ledger().state)))
+					must.Do(t, disk.RemoveAll(w.fs, strings.ReplaceAll(path, "/state/net-*", w.ledger().state)))
 				}
 				_, err := w.ledger().Uninstall()
 				must.Do(t, err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -22,7 +23,7 @@ func (w *world) wipe(dir string, match func(name string) bool) {
 	must.Do(w.t, err)
 	for _, name := range names {
 		if match(name) {
-			must.Do(w.t, RemoveAll(w.fs, filepath.Join(dir, name)))
+			must.Do(w.t, disk.RemoveAll(w.fs, filepath.Join(dir, name)))
 		}
 	}
 	w.logf("wiped %s", dir)
@@ -53,16 +54,16 @@ func inhabited(t *testing.T) (w *world, retained []netip.Addr, promised, job Att
 func TestAWipeGivesNoAddressAwayAndEndsNoPromise(t *testing.T) {
 	state := newWorld(t, testNetwork("10.1.0.0/28", "")).ledger().state
 	for name, wipe := range map[string]func(w *world){
-		"the network directory":      func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/data/net")) },
+		"the network directory":      func(w *world) { must.Do(w.t, disk.RemoveAll(w.fs, "/data/net")) },
 		"the network directory's *":  func(w *world) { w.wipe("/data/net", glob) },
 		"the marker":                 func(w *world) { must.Do(w.t, w.fs.Remove("/data/net/"+markerName)) },
 		"the round robin":            func(w *world) { must.Do(w.t, w.fs.Remove("/data/net/"+lastPrefix+"0")) },
-		"the index":                  func(w *world) { must.Do(w.t, RemoveAll(w.fs, filepath.Join(state, indexDir))) },
+		"the index":                  func(w *world) { must.Do(w.t, disk.RemoveAll(w.fs, filepath.Join(state, indexDir))) },
 		"the index's files":          func(w *world) { w.wipe(filepath.Join(state, indexDir), all) },
 		"the claims of what stopped": wipeRetainedClaims,
-		"the sets":                   func(w *world) { must.Do(w.t, RemoveAll(w.fs, filepath.Join(state, setsDir))) },
+		"the sets":                   func(w *world) { must.Do(w.t, disk.RemoveAll(w.fs, filepath.Join(state, setsDir))) },
 		"the network directory's *, after a restore": func(w *world) {
-			must.Do(w.t, RemoveAll(w.fs, "/data/net"))
+			must.Do(w.t, disk.RemoveAll(w.fs, "/data/net"))
 			w.prepare()
 			w.wipe("/data/net", glob)
 		},
@@ -125,7 +126,7 @@ func TestALostIndexLeavesAPromiseWithTheOneThatHasOlderAddressesToo(t *testing.T
 			att, _, _ := w.add("web-0", tenMinutes)
 			w.net.Ranges = testNetwork("10.2.0.0/28", "").Ranges
 			w.addAgain(att)
-			must.Do(t, RemoveAll(w.fs, w.ledger().inState(indexDir)))
+			must.Do(t, disk.RemoveAll(w.fs, w.ledger().inState(indexDir)))
 			w.lostIndex()
 			next(w, att)
 			for i := range 14 { // which the model sees get nothing that is promised
@@ -167,7 +168,7 @@ func wipeRetainedClaims(w *world) {
 	must.Do(w.t, err)
 	for _, s := range slots {
 		if s.state == slotRetained {
-			must.Do(w.t, RemoveAll(w.fs, l.inState(claimsDir, s.retained.Key.hash())))
+			must.Do(w.t, disk.RemoveAll(w.fs, l.inState(claimsDir, s.retained.Key.hash())))
 		}
 	}
 }
@@ -208,7 +209,7 @@ func TestAKilledADDsEntryNeverBeatsTheOwners(t *testing.T) {
 				w.add(fmt.Sprintf("other-%d", i), ordinary)
 			}
 			before := w.owners()
-			must.Do(t, RemoveAll(w.fs, "/data/net"))
+			must.Do(t, disk.RemoveAll(w.fs, "/data/net"))
 			w.prepare()
 			for a, att := range w.owners() {
 				if was, there := before[a]; there && att != was {
@@ -280,7 +281,7 @@ func TestAnAddressThatABootFreesIsNoLongerItsFormerOwners(t *testing.T) {
 		if now[addrs[0]] == former || now[addrs[0]].ContainerID == "" || now[addrs[1]] != former {
 			t.Fatalf("%s has %v, of %v: this test shows nothing", former, now, addrs)
 		}
-		must.Do(t, RemoveAll(w.fs, "/data/net"))
+		must.Do(t, disk.RemoveAll(w.fs, "/data/net"))
 		w.prepare()
 		if after := w.owners()[addrs[0]]; after != now[addrs[0]] {
 			t.Errorf("after a wipe %s is %s's, not %s's", addrs[0], after, now[addrs[0]])

@@ -143,7 +143,7 @@ func LatencyBuckets() []time.Duration { return latencyBuckets[:] }
 // MakeLatencies, ErrNotLatencies, or the disk's.
 func (d Dir) Latencies() ([]Latency, error) {
 	path := d.LatencyFile()
-	b, err := disk.ReadFile(path)
+	b, err := local.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -183,8 +183,8 @@ func (d Dir) MakeLatencies() error {
 	data := make([]byte, latencySize)
 	binary.NativeEndian.PutUint64(data, latencyMagic)
 	// Written out, not left as a hole: a page that finds no room on the disk later would be a signal.
-	if err := disk.WriteFile(path+tmpSuffix, data, mode); err != nil {
+	if err := local.WriteFile(path+tmpSuffix, data, mode); err != nil {
 		return err
 	}
-	return disk.Rename(path+tmpSuffix, path)
+	return local.Rename(path+tmpSuffix, path)
 }

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -29,7 +30,7 @@ import (
 // ledger.DefaultStateDir. Its methods take no lock and may be called from many processes at once.
 type Dir string
 
-var disk ledger.Disk
+var local disk.Local
 
 const mode = 0o600 // of every file
 
@@ -72,14 +73,14 @@ func (d Dir) Report(events []ledger.Event) error {
 		}
 		name := fmt.Sprintf("%d-%d-%d", time.Now().UnixNano(), unix.Getpid(), reported.Add(1))
 		tmp := filepath.Join(dir, "."+name)
-		err = disk.WriteFile(tmp, b, mode)
+		err = local.WriteFile(tmp, b, mode)
 		if errors.Is(err, fs.ErrNotExist) {
-			if err = ledger.MkdirAll(disk, dir); err == nil {
-				err = disk.WriteFile(tmp, b, mode)
+			if err = disk.MkdirAll(local, dir); err == nil {
+				err = local.WriteFile(tmp, b, mode)
 			}
 		}
 		if err == nil {
-			err = disk.Rename(tmp, filepath.Join(dir, name))
+			err = local.Rename(tmp, filepath.Join(dir, name))
 		}
 		if err == nil {
 			lost = 0
@@ -98,11 +99,11 @@ func makeRoom(dir string, n int) (lost int, err error) {
 	var errs []error
 	for _, name := range names[:min(len(names)+n-most, len(names))] {
 		path := filepath.Join(dir, name)
-		b, err := disk.ReadFile(path)
+		b, err := local.ReadFile(path)
 		var r record
 		if err == nil {
 			_ = json.Unmarshal(b, &r)
-			err = disk.Remove(path)
+			err = local.Remove(path)
 		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // another process was faster
@@ -117,7 +118,7 @@ func makeRoom(dir string, n int) (lost int, err error) {
 
 // oldestFirst lists the spool in the order in which it was written; a missing one is empty.
 func oldestFirst(dir string) ([]string, error) {
-	names, err := disk.ReadDir(dir)
+	names, err := local.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -146,12 +147,12 @@ func (d Dir) Take() (events []ledger.Event, lost int, err error) {
 		if name[0] == '.' {
 			// It is being written, unless its process was killed.
 			if time.Since(time.Unix(0, born(name))) > time.Minute {
-				errs = append(errs, ledger.RemoveAll(disk, path))
+				errs = append(errs, disk.RemoveAll(local, path))
 			}
 			continue
 		}
-		b, err := disk.ReadFile(path)
-		removed := disk.Remove(path)
+		b, err := local.ReadFile(path)
+		removed := local.Remove(path)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(removed, fs.ErrNotExist) {
 			continue // a process that needed the room was faster, and counts it
 		}
@@ -177,7 +178,7 @@ func (d Dir) Keeps(path string) bool { return slices.Contains(d.files(), filepat
 func (d Dir) Remove() error {
 	var errs []error
 	for _, path := range d.files() {
-		errs = append(errs, ledger.RemoveAll(disk, path))
+		errs = append(errs, disk.RemoveAll(local, path))
 	}
 	return errors.Join(errs...)
 }

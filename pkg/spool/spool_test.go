@@ -68,7 +68,7 @@ func TestWhatANetworkKeepsIsNotTheSpools(t *testing.T) {
 	if err := d.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	left, err := disk.ReadDir(string(d))
+	left, err := local.ReadDir(string(d))
 	slices.Sort(left)
 	if err != nil || !slices.Equal(left, networks) {
 		t.Errorf("left are %v, %v", left, err)
@@ -124,7 +124,7 @@ func TestBeyondTheBoundTheOldestEventsAreLostAndCounted(t *testing.T) {
 	for i := range most + more {
 		report(t, d, i, 1)
 	}
-	names, err := disk.ReadDir(d.Events())
+	names, err := local.ReadDir(d.Events())
 	if err != nil || len(names) != most {
 		t.Errorf("there are %d files, %v", len(names), err)
 	}
@@ -173,7 +173,7 @@ func TestWhatAKilledProcessLeavesIsRemovedInTheEnd(t *testing.T) {
 	if said, lost := messages(t, d); len(said) != 1 || lost != 0 {
 		t.Errorf("taken are %v, %d lost", said, lost)
 	}
-	if names, err := disk.ReadDir(d.Events()); err != nil || !slices.Equal(names, []string{fresh}) {
+	if names, err := local.ReadDir(d.Events()); err != nil || !slices.Equal(names, []string{fresh}) {
 		t.Errorf("left are %v, %v", names, err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
@@ -189,7 +190,7 @@ func (c *call) environment() *Error {
 func (c *call) options() ledger.Options {
 	return ledger.Options{
 		StateDir: c.conf.StateDir,
-		FS: ledger.Disk{LockTimeout: lockTimeout, OnLockTimeout: func() {
+		FS: disk.Local{LockTimeout: lockTimeout, OnLockTimeout: func() {
 			if c.command == "DEL" {
 				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n",
 					c.att, c.conf.Name, lockTimeout)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
 )
@@ -89,15 +90,15 @@ func ledgersOf(n *lab.ClusterNode) ([]*ledger.Ledger, error) {
 
 // filesOf are the files of a node, for reading.
 type filesOf struct {
-	ledger.Disk // its writing methods are not called
-	node        *lab.ClusterNode
+	disk.Local // its writing methods are not called
+	node       *lab.ClusterNode
 }
 
-func (f filesOf) ReadFile(path string) ([]byte, error)  { return f.Disk.ReadFile(f.node.Path(path)) }
-func (f filesOf) Mode(path string) (uint32, error)      { return f.Disk.Mode(f.node.Path(path)) }
-func (f filesOf) ReadDir(path string) ([]string, error) { return f.Disk.ReadDir(f.node.Path(path)) }
-func (f filesOf) ChangeTime(path string) (int64, error) { return f.Disk.ChangeTime(f.node.Path(path)) }
-func (f filesOf) Lock(path string) (func(), error)      { return f.Disk.Lock(f.node.Path(path)) }
+func (f filesOf) ReadFile(path string) ([]byte, error)  { return f.Local.ReadFile(f.node.Path(path)) }
+func (f filesOf) Mode(path string) (uint32, error)      { return f.Local.Mode(f.node.Path(path)) }
+func (f filesOf) ReadDir(path string) ([]string, error) { return f.Local.ReadDir(f.node.Path(path)) }
+func (f filesOf) ChangeTime(path string) (int64, error) { return f.Local.ChangeTime(f.node.Path(path)) }
+func (f filesOf) Lock(path string) (func(), error)      { return f.Local.Lock(f.node.Path(path)) }
 
 // clockOf is a node's clock: the machine's, and its own boot.
 type clockOf struct{ node *lab.ClusterNode }

@@ -28,6 +28,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
+	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/test/must"
@@ -389,13 +390,13 @@ func (c *clock) Now() (ledger.Instant, error) {
 
 var errKilled = errors.New("killed")
 
-// disk is a file system whose writes a kill comes between.
-type disk struct {
-	ledger.Disk
+// killable is a file system whose writes a kill comes between.
+type killable struct {
+	disk.Local
 	w *world
 }
 
-func (d disk) step(f func() error) error {
+func (d killable) step(f func() error) error {
 	if !d.w.lives() {
 		return errKilled
 	}
@@ -404,15 +405,17 @@ func (d disk) step(f func() error) error {
 	return err
 }
 
-func (d disk) WriteFile(path string, data []byte, mode uint32) error {
-	return d.step(func() error { return d.Disk.WriteFile(path, data, mode) })
+func (d killable) WriteFile(path string, data []byte, mode uint32) error {
+	return d.step(func() error { return d.Local.WriteFile(path, data, mode) })
 }
 
-func (d disk) Rename(from, to string) error {
-	return d.step(func() error { return d.Disk.Rename(from, to) })
+func (d killable) Rename(from, to string) error {
+	return d.step(func() error { return d.Local.Rename(from, to) })
 }
 
-func (d disk) Remove(path string) error { return d.step(func() error { return d.Disk.Remove(path) }) }
+func (d killable) Remove(path string) error {
+	return d.step(func() error { return d.Local.Remove(path) })
+}
 
 // world is a node in temporary directories, in a cluster: real ledgers and network namespaces.
 type world struct {
@@ -478,7 +481,7 @@ func (w *world) step() {
 func (w *world) starts(writes int) {
 	w.t.Helper()
 	o := w.ledgers
-	o.FS = disk{w: w}
+	o.FS = killable{w: w}
 	w.o = Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Serves: func() bool {

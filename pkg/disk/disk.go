@@ -1,4 +1,6 @@
-package ledger
+// Package disk is the way to the files of the state directory and of networks: system calls without package os, behind
+// a seam that tests break at every step. What is written is durable only where the caller syncs.
+package disk
 
 import (
 	"errors"
@@ -9,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileSystem is the ledger's one seam to the disk. Its methods are the steps whose order the crash
-// argument is about, so that a test can fail, tear or reorder each of them. Paths are absolute.
-// Errors satisfy errors.Is with fs.ErrNotExist and the unix errno.
-type FileSystem interface {
+// FS is the seam to the disk. Its methods are the steps whose order the ledger's crash argument is about, so that a
+// test can fail, tear or reorder each of them. Paths are absolute. Errors satisfy errors.Is with fs.ErrNotExist and the
+// unix errno.
+type FS interface {
 	// ReadFile returns the whole content of a file.
 	ReadFile(path string) ([]byte, error)
 	// Mode returns the permission bits of a file, as chmod(2) takes them.
@@ -49,9 +51,9 @@ type FileSystem interface {
 	Lock(path string) (unlock func(), err error)
 }
 
-// Disk is the FileSystem of the machine. It speaks to the kernel without package os: the poller that
+// Local is the FS of the machine. It speaks to the kernel without package os: the poller that
 // os.File registers with is start-up time of every ADD and DEL.
-type Disk struct {
+type Local struct {
 	// LockTimeout bounds the wait for the lock; OnLockTimeout is called when it has passed and is
 	// expected to end the process. Without it the wait has no end.
 	LockTimeout   time.Duration
@@ -65,8 +67,8 @@ func pathError(op, path string, err error) error {
 	return &fs.PathError{Op: op, Path: path, Err: err}
 }
 
-// retry repeats a system call that a signal interrupted (the Go runtime preempts with SIGURG).
-func retry(f func() error) error {
+// Retry repeats a system call that a signal interrupted (the Go runtime preempts with SIGURG).
+func Retry(f func() error) error {
 	for {
 		if err := f(); !errors.Is(err, unix.EINTR) {
 			return err
@@ -75,7 +77,7 @@ func retry(f func() error) error {
 }
 
 func open(path string, flags int, perm uint32) (fd int, err error) {
-	err = retry(func() error {
+	err = Retry(func() error {
 		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, perm)
 		return err
 	})
@@ -85,7 +87,7 @@ func open(path string, flags int, perm uint32) (fd int, err error) {
 // maxFile bounds what is read of any file: no record of ours or of host-local comes near it.
 const maxFile = 1 << 20
 
-func (Disk) ReadFile(path string) ([]byte, error) {
+func (Local) ReadFile(path string) ([]byte, error) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -94,7 +96,7 @@ func (Disk) ReadFile(path string) ([]byte, error) {
 	buf := make([]byte, 0, 1024)
 	for {
 		var n int
-		err := retry(func() (err error) { n, err = unix.Read(fd, buf[len(buf):cap(buf)]); return err })
+		err := Retry(func() (err error) { n, err = unix.Read(fd, buf[len(buf):cap(buf)]); return err })
 		if err != nil {
 			return nil, pathError("read", path, err)
 		}
@@ -106,7 +108,7 @@ func (Disk) ReadFile(path string) ([]byte, error) {
 	}
 }
 
-func (Disk) Mode(path string) (uint32, error) {
+func (Local) Mode(path string) (uint32, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
 		return 0, pathError("lstat", path, err)
@@ -114,7 +116,7 @@ func (Disk) Mode(path string) (uint32, error) {
 	return st.Mode & 0o7777, nil
 }
 
-func (Disk) ReadDir(path string) ([]string, error) {
+func (Local) ReadDir(path string) ([]string, error) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
@@ -151,7 +153,7 @@ func write(fd int, path string, data []byte) error {
 	return nil
 }
 
-func (Disk) WriteFile(path string, data []byte, mode uint32) error {
+func (Local) WriteFile(path string, data []byte, mode uint32) error {
 	fd, err := open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, mode)
 	if err != nil {
 		return err
@@ -163,7 +165,7 @@ func (Disk) WriteFile(path string, data []byte, mode uint32) error {
 	return pathError("close", path, unix.Close(fd))
 }
 
-func (Disk) Overwrite(path string, data []byte) error {
+func (Local) Overwrite(path string, data []byte) error {
 	fd, err := open(path, unix.O_WRONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
@@ -178,30 +180,30 @@ func syncPath(path string, flags int) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return pathError("fsync", path, retry(func() error { return unix.Fsync(fd) }))
+	return pathError("fsync", path, Retry(func() error { return unix.Fsync(fd) }))
 }
 
-func (Disk) SyncFile(path string) error { return syncPath(path, unix.O_RDONLY|unix.O_NOFOLLOW) }
-func (Disk) SyncDir(path string) error  { return syncPath(path, unix.O_RDONLY|unix.O_DIRECTORY) }
+func (Local) SyncFile(path string) error { return syncPath(path, unix.O_RDONLY|unix.O_NOFOLLOW) }
+func (Local) SyncDir(path string) error  { return syncPath(path, unix.O_RDONLY|unix.O_DIRECTORY) }
 
-func (Disk) Rename(oldpath, newpath string) error {
+func (Local) Rename(oldpath, newpath string) error {
 	return pathError("rename", newpath, unix.Rename(oldpath, newpath))
 }
-func (Disk) Exchange(path1, path2 string) error {
+func (Local) Exchange(path1, path2 string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, path1, unix.AT_FDCWD, path2, unix.RENAME_EXCHANGE)
 	if err == unix.EINVAL || err == unix.ENOSYS {
 		err = errors.ErrUnsupported
 	}
 	return pathError("exchange", path2, err)
 }
-func (Disk) Remove(path string) error    { return pathError("unlink", path, unix.Unlink(path)) }
-func (Disk) RemoveDir(path string) error { return pathError("rmdir", path, unix.Rmdir(path)) }
-func (Disk) Chmod(path string, mode uint32) error {
+func (Local) Remove(path string) error    { return pathError("unlink", path, unix.Unlink(path)) }
+func (Local) RemoveDir(path string) error { return pathError("rmdir", path, unix.Rmdir(path)) }
+func (Local) Chmod(path string, mode uint32) error {
 	return pathError("chmod", path, unix.Chmod(path, mode))
 }
-func (Disk) Mkdir(path string) error { return pathError("mkdir", path, unix.Mkdir(path, 0o755)) }
+func (Local) Mkdir(path string) error { return pathError("mkdir", path, unix.Mkdir(path, 0o755)) }
 
-func (Disk) ChangeTime(path string) (int64, error) {
+func (Local) ChangeTime(path string) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return 0, pathError("stat", path, err)
@@ -211,7 +213,7 @@ func (Disk) ChangeTime(path string) (int64, error) {
 
 // Lock is host-local's own lock: a flock on the file named lock of the network directory
 // (plugins/ipam/host-local/backend/disk/lock.go). Through a link it would make a file, or lock one, of anybody's.
-func (d Disk) Lock(path string) (func(), error) {
+func (d Local) Lock(path string) (func(), error) {
 	for {
 		fd, err := open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
@@ -238,19 +240,19 @@ func (d Disk) Lock(path string) (func(), error) {
 	}
 }
 
-func (d Disk) flock(fd int) error {
-	err := retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+func (d Local) flock(fd int) error {
+	err := Retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return err
 	}
 	if d.OnLockTimeout != nil {
 		defer time.AfterFunc(d.LockTimeout, d.OnLockTimeout).Stop()
 	}
-	return retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
+	return Retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
 }
 
 // MkdirAll makes path and its missing parents.
-func MkdirAll(fsys FileSystem, path string) error {
+func MkdirAll(fsys FS, path string) error {
 	err := fsys.Mkdir(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = MkdirAll(fsys, filepath.Dir(path)); err == nil {
@@ -263,10 +265,28 @@ func MkdirAll(fsys FileSystem, path string) error {
 	return err
 }
 
-// syncPathTo makes every directory entry on the way to path durable: a claim in a directory that a power
+// RemoveAll removes a directory of plain files and directories, or one file. A missing one is no error.
+func RemoveAll(fsys FS, path string) error {
+	err := fsys.Remove(path)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	names, dirErr := fsys.ReadDir(path)
+	if dirErr != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := RemoveAll(fsys, filepath.Join(path, name)); err != nil {
+			return err
+		}
+	}
+	return fsys.RemoveDir(path)
+}
+
+// SyncPathTo makes every directory entry on the way to path durable: a claim in a directory that a power
 // loss takes away was never promised. It does not matter which process made the entries: it may have been killed before
 // it could sync.
-func syncPathTo(fsys FileSystem, path string) error {
+func SyncPathTo(fsys FS, path string) error {
 	for ; path != "/"; path = filepath.Dir(path) {
 		if err := fsys.SyncDir(filepath.Dir(path)); err != nil {
 			return err
@@ -275,8 +295,8 @@ func syncPathTo(fsys FileSystem, path string) error {
 	return nil
 }
 
-// syncAbsence makes durable that path is not there.
-func syncAbsence(fsys FileSystem, path string) error {
+// SyncAbsence makes durable that path is not there.
+func SyncAbsence(fsys FS, path string) error {
 	err := fs.ErrNotExist
 	for path != "/" && errors.Is(err, fs.ErrNotExist) {
 		path = filepath.Dir(path)
