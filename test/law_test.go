@@ -27,7 +27,8 @@ var law = []rule{
 	// What everything rests on. The CNI plugin links it at every start of a pod.
 	{pkg: "pkg/retention", never: []string{"k8s.io", "sigs.k8s.io", "github.com", "golang.org/x"}},
 	{pkg: "pkg/disk", never: heavy},
-	{pkg: "pkg/ledger", uses: []string{"pkg/retention", "pkg/disk"}, never: heavy},
+	{pkg: "pkg/mailbox", uses: []string{"pkg/disk"}, never: heavy},
+	{pkg: "pkg/ledger", uses: []string{"pkg/retention", "pkg/disk", "pkg/mailbox"}, never: heavy},
 	{pkg: "pkg/atomicfile", never: heavy},
 	{pkg: "pkg/netconf", uses: []string{"pkg/retention", "pkg/ledger"}, never: heavy},
 	{pkg: "pkg/spool", uses: []string{"pkg/disk", "pkg/ledger"}, never: heavy},
@@ -60,7 +61,7 @@ var law = []rule{
 	{
 		pkg: "pkg/node/podip",
 		uses: []string{
-			"pkg/retention", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet",
+			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet",
 			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver", "pkg/apiwatch",
 		},
 		never: allClients,
@@ -78,7 +79,7 @@ var law = []rule{
 	{
 		pkg: "pkg/node",
 		uses: []string{
-			"pkg/retention", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
+			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
 			"pkg/node/retainedip", "pkg/node/wake", "pkg/node/apiserver",
 		},
@@ -129,7 +130,7 @@ var law = []rule{
 	// What foreign processes call by foreign protocols. Nothing in pkg imports it.
 	{
 		pkg:   "plugin/ipam",
-		uses:  []string{"pkg/retention", "pkg/disk", "pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"},
+		uses:  []string{"pkg/retention", "pkg/disk", "pkg/mailbox", "pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"},
 		never: heavy,
 	},
 	{pkg: "plugin/nri", uses: []string{"pkg/ledger"}, never: []string{"k8s.io/client-go"}},

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/disk"
+	"github.com/stayput/stayput/pkg/mailbox"
 )
 
 // The defaults of a Network: host-local's directory and ours.
@@ -95,6 +96,7 @@ type Ledger struct {
 	sleep      func(time.Duration)
 	patience   time.Duration
 	freeing    func([]netip.Addr) error
+	mailbox    mailbox.Box
 }
 
 // New returns the ledger of a network as its CNI configuration describes it. It does not touch the disk.
@@ -111,7 +113,7 @@ func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 func newLedger(n *Network, o Options) *Ledger {
 	o.setDefaults()
 	l := &Ledger{files: files{fs: o.FS}, net: n, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
-	l.freeing = o.Freeing
+	l.freeing, l.mailbox = o.Freeing, o.Mailbox()
 	if n.DataDir == "" {
 		n.DataDir = DefaultDataDir
 	}
@@ -157,6 +159,41 @@ func Networks(o Options) ([]*Ledger, error) {
 		ledgers = append(ledgers, newLedger(n, o))
 	}
 	return ledgers, errors.Join(errs...)
+}
+
+// ErrUndescribed means that a network has no description: where its addresses are is unknown.
+var ErrUndescribed = errors.New("the file that describes this network is missing")
+
+// Described returns ErrUndescribed if [Networks] leaves a network out that has attachments, because its description was
+// removed. An ADD that is the first of its network makes the description before its index entry.
+func Described(o Options) error {
+	o.setDefaults()
+	names, err := o.FS.ReadDir(o.StateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		dir := filepath.Join(o.StateDir, name)
+		_, err := o.FS.Mode(filepath.Join(dir, infoName))
+		if !errors.Is(err, fs.ErrNotExist) {
+			if err != nil && !errors.Is(err, errNotADirectory) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		entries, err := o.FS.ReadDir(filepath.Join(dir, indexDir))
+		if err == nil && len(entries) > 0 {
+			err = fmt.Errorf("%w: %s: remove %s in the network's directory, so that the next command writes it, or %s if the "+
+				"network is no more", ErrUndescribed, filepath.Join(dir, infoName), markerName, dir)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Network returns the network that l is the book of.

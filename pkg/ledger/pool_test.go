@@ -3,11 +3,8 @@ package ledger
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/disk"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
@@ -249,7 +247,7 @@ func (w *world) barSome(r *rand.Rand) {
 	w.barred[uid] = true
 	if len(w.barred) == 6 { // other pods come
 		for uid := range w.barred {
-			must.Do(w.t, w.fs.Remove("/state/pools/"+uidOf(uid)+barSuffix))
+			must.Do(w.t, w.fs.Remove("/state/pools/"+uidOf(uid)+".barred"))
 		}
 		clear(w.barred)
 		must.Do(w.t, w.fs.SyncDir("/state/pools"))
@@ -286,7 +284,7 @@ func TestABarHoldsFromTheMomentThatItIsToldOf(t *testing.T) {
 	}
 }
 
-func (w *world) barPath(uid int) string { return "/state/pools/" + uidOf(uid) + barSuffix }
+func (w *world) barPath(uid int) string { return "/state/pools/" + uidOf(uid) + ".barred" }
 
 // An ADD that did not see the bar is seen by it.
 func TestAnADDThatDidNotSeeTheBarIsTold(t *testing.T) {
@@ -315,8 +313,7 @@ func TestABarIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
 	must.Do(t, w.fs.Remove(info))
 	for what, err := range map[string]error{
 		"a bar":    func() error { _, err := Bar(w.options(), uidOf(1)); return err }(),
-		"a list":   func() error { _, err := Bound(w.options()); return err }(),
-		"an epoch": func() error { _, err := Recheck(w.options(), 9, false); return err }(),
+		"an epoch": BeginEpoch(w.options(), 9, false),
 	} {
 		if !errors.Is(err, ErrUndescribed) {
 			t.Errorf("%s: %v, want %v", what, err, ErrUndescribed)
@@ -330,18 +327,17 @@ func TestABarIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
 }
 
 // After a restore of the cluster an ADD needs the very text that the agent has seen since, until the next boot.
-func TestARecheckForgetsEveryFileFirst(t *testing.T) {
+func TestAnEpochForgetsEveryFileFirst(t *testing.T) {
 	for n, hit := 0, true; hit; n++ {
 		w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 		must.Do(t, disk.MkdirAll(w.fs, "/state/pools"))
 		must.Do(t, w.fs.WriteFile("/state/pools/"+uidOf(1), []byte("text"), modeState))
 		done := false
 		hit = w.killAt(n, func() {
-			_, err := Recheck(w.options(), 9, n%2 == 0)
-			must.Do(t, err)
+			must.Do(t, BeginEpoch(w.options(), 9, n%2 == 0))
 			done = true
 		})
-		epoch, lost, err := Rechecked(w.options())
+		epoch, lost, err := Epoch(w.options())
 		must.Do(t, err)
 		if done && (epoch != 9 || lost != (n%2 == 0)) {
 			t.Fatalf("the epoch is %d, bars lost %t", epoch, lost)
@@ -368,7 +364,7 @@ func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 		must.Do(t, w.fs.Remove("/state/pools/"+uidOf(1)))
 		w.boot(time.Minute)
 		must.Do(t, add())
-		if epoch, lost, err := Rechecked(w.options()); err != nil || epoch != 0 || lost {
+		if epoch, lost, err := Epoch(w.options()); err != nil || epoch != 0 || lost {
 			t.Fatalf("the epoch of another boot is %d, bars lost %t, %v", epoch, lost, err)
 		}
 	}
@@ -385,7 +381,7 @@ func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, PoolsDir) }); i >= 0 {
+	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, mailbox.Dir) }); i >= 0 {
 		t.Fatalf("it asks %s", c.calls[i])
 	}
 }
@@ -424,97 +420,5 @@ func TestUninstallTakesTheFilesOfPools(t *testing.T) {
 	}
 	if s, err := w.ledger().slot(pooledBoth[0]); err != nil || s.state != slotBound {
 		t.Fatalf("the pod's address: %+v, %v", s, err)
-	}
-}
-
-func TestTheFilesOfTheAgent(t *testing.T) {
-	o := Options{StateDir: t.TempDir(), Clock: SystemClock{}}
-	a, b := "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e", "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3f"
-	want := func(want map[string]PoolPod) {
-		t.Helper()
-		got, err := PoolPods(o)
-		if err != nil || !maps.Equal(got, want) {
-			t.Errorf("the files tell of %v, %v, want %v", got, err, want)
-		}
-	}
-	want(map[string]PoolPod{})
-	must.Do(t, SweepBars(o, nil))
-	must.Do(t, Tell(o, a, "[1]"))
-	must.Do(t, Tell(o, a, "[2]"))
-	_, err := Bar(o, a)
-	must.Do(t, err)
-	_, err = Bar(o, b)
-	must.Do(t, err)
-	_, err = Recheck(o, 3, false)
-	must.Do(t, err)
-	want(map[string]PoolPod{a: {Barred: true}, b: {Barred: true}})
-	must.Do(t, Tell(o, a, "[2]"))
-	want(map[string]PoolPod{a: {"[2]", true}, b: {Barred: true}})
-	must.Do(t, Untell(o, a))
-	must.Do(t, Untell(o, a))
-	if err := Tell(o, "../"+a, "[1]"); err == nil {
-		t.Error("a file for a bad UID")
-	}
-
-	left := filepath.Join(o.StateDir, PoolsDir, a+".tmp")
-	must.Do(t, os.WriteFile(left, nil, 0o600))
-	old := time.Now().Add(-BarFor - time.Minute)
-	for _, name := range []string{a + ".barred", b + ".barred", a + ".tmp", "checked"} {
-		must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, name), old, old))
-	}
-	must.Do(t, SweepBars(o, func(uid string) bool { return uid == b }))
-	want(map[string]PoolPod{b: {Barred: true}})
-	if _, err := os.Stat(left); err == nil {
-		t.Error("what a kill left is still there")
-	}
-
-	// What was noted of probes goes with the pod, or is swept.
-	x, y := netip.MustParseAddr("10.6.168.105"), netip.MustParseAddr("fd00:6::105")
-	noted := func(uid string, want ...netip.Addr) {
-		t.Helper()
-		if got, err := Probed(o, uid); err != nil || !slices.Equal(got, want) {
-			t.Errorf("noted of %s is %v, %v, want %v", uid, got, err, want)
-		}
-	}
-	for _, uid := range []string{a, b} {
-		must.Do(t, NoteProbed(o, uid, []netip.Addr{x}))
-		must.Do(t, NoteProbed(o, uid, []netip.Addr{y}))
-		noted(uid, x, y)
-		must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, uid+".probed"), old, old))
-	}
-	must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, x.String()+".used"), old, old))
-	used := func(a netip.Addr, want bool) {
-		t.Helper()
-		if is, err := Used(o, a); err != nil || is != want {
-			t.Errorf("%s was used: %t, %v, want %t", a, is, err, want)
-		}
-	}
-	used(x, true)
-	used(y, true)
-	used(netip.MustParseAddr("10.6.168.106"), false)
-	want(map[string]PoolPod{b: {Barred: true}})
-	must.Do(t, SweepBars(o, func(uid string) bool { return uid == b }))
-	noted(a)
-	noted(b, x, y)
-	must.Do(t, Untell(o, b))
-	noted(b)
-	used(x, false)
-	used(y, true)
-	for _, name := range []string{"", "node-1", "node-1", "node-2"} {
-		if name != "" {
-			must.Do(t, TellNode(o, name))
-		}
-		if got, err := NodeName(o); err != nil || got != name {
-			t.Errorf("the node is %q, %v, want %q", got, err, name)
-		}
-	}
-	if epoch, _, err := Rechecked(o); err != nil || epoch != 3 {
-		t.Errorf("the epoch is %d, %v", epoch, err)
-	}
-	if is, err := Barred(o, b); err != nil || !is {
-		t.Errorf("barred %t, %v", is, err)
-	}
-	if is, err := Barred(o, a); err != nil || is {
-		t.Errorf("barred %t, %v", is, err)
 	}
 }

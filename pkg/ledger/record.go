@@ -152,8 +152,6 @@ const (
 	modeState     = 0o600 // of everything in the state directory
 	// modeDurable marks a claim of which the name, too, is known to be durable.
 	modeDurable = 0o1600
-	// modeTold is of a pod's addresses of pools that the cluster has surely given to it.
-	modeTold = 0o1600
 )
 
 // Retained is the record of a retained address. It alone suffices to restore and to expire.

@@ -168,9 +168,7 @@ func RemoveState(o Options) (left int, err error) {
 		}
 	}
 	if left == 0 && len(errs) == 0 {
-		if err := disk.RemoveAll(o.FS, filepath.Join(o.StateDir, PoolsDir)); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, o.Mailbox().Remove())
 	}
 	_ = o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
 	return left, errors.Join(errs...)

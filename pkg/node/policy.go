@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/retainedip"
@@ -152,12 +153,12 @@ func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []net
 // came after kubelet had seen the pod, by the file that the plugin had them from.
 func (p *policies) pooled(at attached, s Sandbox) (bool, error) {
 	text, source := s.Annotations[netconf.AnnotationAddresses], "annotation "+netconf.AnnotationAddresses
-	if text == "" && ledger.ValidPodUID(s.Pod.UID) == nil {
+	if text == "" && mailbox.ValidPodUID(s.Pod.UID) == nil {
 		var err error
-		if text, err = ledger.Told(p.networks.ledgers, s.Pod.UID); err != nil {
+		if text, err = p.networks.ledgers.Mailbox().Pod(s.Pod.UID); err != nil {
 			return false, err
 		}
-		source, _ = ledger.PoolFile(p.networks.ledgers.StateDir, s.Pod.UID)
+		source, _ = p.networks.ledgers.Mailbox().PodPath(s.Pod.UID)
 	}
 	if text == "" {
 		return false, nil

@@ -19,7 +19,7 @@ func TestNothingIsPromisedOfAnAddressOfAPool(t *testing.T) {
 	for name, tell := range map[string]func(w *world, s *Sandbox){
 		"by its annotation": func(_ *world, s *Sandbox) { s.Annotations[netconf.AnnotationAddresses] = text },
 		"by the file": func(w *world, s *Sandbox) {
-			check(t, ledger.Tell(w.a.ledgers, uid, text))
+			check(t, w.a.ledgers.Mailbox().PutPod(uid, text))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

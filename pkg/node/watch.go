@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
@@ -133,7 +134,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if w.reports.Keeps(e.Name) || name == uninstall.RecordFile || name == ledger.PoolsDir ||
+		if w.reports.Keeps(e.Name) || name == uninstall.RecordFile || name == mailbox.Dir ||
 			strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}

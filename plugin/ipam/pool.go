@@ -9,6 +9,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/link"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 )
@@ -44,7 +45,7 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 		return pooled{}, errorf(codeInvalidConfig, "pod %s is a static pod, which kubelet starts without the API server: "+
 			"it can have no address of a pool. Make it a pod of the API server, or ask for none", args.pod)
 	}
-	if err := ledger.ValidPodUID(args.pod.UID); err != nil {
+	if err := mailbox.ValidPodUID(args.pod.UID); err != nil {
 		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: %v", err)
 	}
 	p := pooled{left: patience}
@@ -91,7 +92,7 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 			return source, cerr // nothing for this interface, of which nobody has to be sure
 		}
 	}
-	served, err := ledger.PoolsServed(c.options())
+	served, err := c.mailbox().Served()
 	switch {
 	case err != nil:
 		return source, errorf(codeTryAgain, "what the agent of this node says of the cluster's pools: %v", err)
@@ -99,7 +100,7 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 		return source, errorf(codeTryAgain, "%s: pod %s is to get %v of pools, but the agent of this node has not said that "+
 			"the cluster has any: expected no such annotation, which only stayput's controller may write", source, pod, p.has())
 	case p.text == "" || !p.names(served.Guard):
-		told, err := ledger.Told(c.options(), pod.UID)
+		told, err := c.mailbox().Pod(pod.UID)
 		switch {
 		case err != nil:
 			return source, errorf(codeTryAgain, "%v", err)
@@ -108,7 +109,7 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 				"whether the agent of this node runs", pod)
 		case p.text == "":
 			p.text = told
-			source, _ = ledger.PoolFile(c.conf.StateDir, pod.UID)
+			source, _ = c.mailbox().PodPath(pod.UID)
 			if cerr := read(); cerr != nil {
 				return source, cerr
 			}
@@ -183,6 +184,8 @@ func (p *pooled) has() (addrs []netip.Addr) {
 	return addrs
 }
 
+func (c *call) mailbox() mailbox.Box { return c.options().Mailbox() }
+
 // probe makes sure that nobody else on the link has the addresses that the ledger has just given to the attachment.
 // None is configured yet. It asks only for those that are new, or were last used on another node, and once in the life
 // of a pod on a node. If somebody has one, or it cannot be found out, nothing stays with the attachment.
@@ -199,7 +202,7 @@ func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netn
 		found, asked, err = link.Probe(ns.Path, c.att.IfName, due)
 	}
 	if asked && err == nil && len(found) == 0 {
-		err = ledger.NoteProbed(c.options(), pod.UID, due)
+		err = c.mailbox().PutProbed(pod.UID, due)
 	}
 	switch {
 	case err != nil:
@@ -231,14 +234,14 @@ func (c *call) undo(pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) {
 
 // unprobed returns the addresses that are to be probed for before the pod has them.
 func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []netip.Addr, err error) {
-	node, err := ledger.NodeName(c.options())
+	node, err := c.mailbox().Node()
 	if err != nil {
 		return nil, err
 	}
 	for _, a := range addrs {
 		used := a.Last != "" && a.Last == node
 		if used { // it may have been another machine that had the node's name
-			if used, err = ledger.Used(c.options(), a.Prefix.Addr()); err != nil {
+			if used, err = c.mailbox().Used(a.Prefix.Addr()); err != nil {
 				return nil, err
 			}
 		}
@@ -249,7 +252,7 @@ func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []neti
 	if due == nil {
 		return nil, nil
 	}
-	probed, err := ledger.Probed(c.options(), pod.UID)
+	probed, err := c.mailbox().Probed(pod.UID)
 	return slices.DeleteFunc(due, func(a netip.Addr) bool { return slices.Contains(probed, a) }), err
 }
 

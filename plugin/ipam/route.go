@@ -207,10 +207,10 @@ func (c *call) given() ([]netconf.PoolAddress, error) {
 		if err != nil {
 			return nil, err
 		}
-		if source, err = ledger.PoolFile(c.conf.StateDir, args.pod.UID); err != nil {
+		if source, err = c.mailbox().PodPath(args.pod.UID); err != nil {
 			return nil, nil // no pod of the API server's
 		}
-		if text, err = ledger.Told(c.options(), args.pod.UID); err != nil || text == "" {
+		if text, err = c.mailbox().Pod(args.pod.UID); err != nil || text == "" {
 			return nil, err
 		}
 	}

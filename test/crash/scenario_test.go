@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
@@ -50,7 +51,7 @@ func bystander(w *world) { w.del(w.add(db)) }
 
 // serves has the agent say that the cluster has pools.
 func serves(w *world) {
-	must.Do(w.t, ledger.Serve(ledger.Options{StateDir: w.n.state()}, ledger.Served{Guard: "guard-1", More: true}))
+	must.Do(w.t, ledger.Options{StateDir: w.n.state()}.Mailbox().PutServed(mailbox.Served{Guard: "guard-1", More: true}))
 }
 
 func addOf(p pod) command { return command{verb: "ADD", ctr: "victim", pod: p} }

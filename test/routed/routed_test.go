@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/test/lab"
@@ -155,8 +156,8 @@ func (f *fabric) conf(node int, p *pod) map[string]any {
 		"type":    "stayput",
 		"dataDir": fmt.Sprintf("%s/data%d", f.dir, node), "stateDir": fmt.Sprintf("%s/state%d", f.dir, node),
 	}
-	must.Do(f.t, ledger.Serve(ledger.Options{StateDir: ipam["stateDir"].(string)},
-		ledger.Served{Guard: "guard-1", More: true}))
+	must.Do(f.t, ledger.Options{StateDir: ipam["stateDir"].(string)}.Mailbox().PutServed(
+		mailbox.Served{Guard: "guard-1", More: true}))
 	if c["type"] == "flannel" {
 		version = "0.3.1"
 		env := fmt.Sprintf("%s/subnet%d.env", f.dir, node)
@@ -460,7 +461,7 @@ func checks(f *fabric, web *pod, bridge bool) {
 	told := f.conf(2, &pod{})
 	told["ipam"].(map[string]any)["pools"] = []any{"blue"}
 	said := annotated["runtimeConfig"].(map[string]any)[lab.AnnotationsCapability].(map[string]string)
-	must.Do(t, ledger.Tell(ledger.Options{StateDir: told["ipam"].(map[string]any)["stateDir"].(string)}, web.uid(),
+	must.Do(t, ledger.Options{StateDir: told["ipam"].(map[string]any)["stateDir"].(string)}.Mailbox().PutPod(web.uid(),
 		said[netconf.AnnotationAddresses]))
 	all := map[string]map[string]any{"annotation": annotated, "the agent's file": told}
 	check := func(by string) error {

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/pkg/spool"
@@ -304,12 +305,12 @@ func servesWord(ts *testscript.TestScript, neg bool, args []string) {
 	noNeg(ts, neg)
 	s := storyOf(ts)
 	args, opts := options(ts, args, "guard", "gateway")
-	is := ledger.Served{Guard: "guard-1", More: len(args) == 0}
+	is := mailbox.Served{Guard: "guard-1", More: len(args) == 0}
 	if guard, ok := opts["guard"]; ok {
 		is.Guard = guard
 	}
 	if slices.Equal(args, []string{"none"}) {
-		is, args = ledger.Served{None: true}, nil
+		is, args = mailbox.Served{None: true}, nil
 	}
 	for _, arg := range args {
 		p, err := netip.ParsePrefix(arg)
@@ -322,7 +323,7 @@ func servesWord(ts *testscript.TestScript, neg bool, args []string) {
 		is.Gateways = append(is.Gateways, a)
 	}
 	s.guard = is.Guard
-	ts.Check(ledger.Serve(s.options(), is))
+	ts.Check(s.options().Mailbox().PutServed(is))
 }
 
 // tell UID FILE
@@ -330,7 +331,7 @@ func tellWord(ts *testscript.TestScript, neg bool, args []string) {
 	noNeg(ts, neg)
 	s := storyOf(ts)
 	count(ts, args, 2, 2, "tell UID FILE")
-	ts.Check(ledger.Tell(s.options(), args[0], s.given(ts, args[1])))
+	ts.Check(s.options().Mailbox().PutPod(args[0], s.given(ts, args[1])))
 }
 
 func (s *story) setAddressVars(ts *testscript.TestScript, a *attachment) {
@@ -894,8 +895,7 @@ func recheckWord(ts *testscript.TestScript, neg bool, args []string) {
 	count(ts, args, 1, 1, "recheck EPOCH")
 	epoch, err := strconv.ParseInt(args[0], 10, 64)
 	ts.Check(err)
-	_, err = ledger.Recheck(storyOf(ts).options(), epoch, false)
-	ts.Check(err)
+	ts.Check(ledger.BeginEpoch(storyOf(ts).options(), epoch, false))
 }
 
 // has C ADDRESS...

@@ -20,6 +20,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/pkg/retention"
@@ -243,7 +244,7 @@ func (n *answerer) answer(ctx context.Context) error {
 // heed has the epoch of a roll begun, and bars the pods that it asks for and that are not here. It returns false if the
 // epoch is not begun yet, or the pods are not listed since: the next list calls for the answer again.
 func (n *answerer) heed(ctx context.Context, roll pool.Roll, listed bool) (bool, error) {
-	checked, _, err := ledger.Rechecked(n.ledgers)
+	checked, _, err := ledger.Epoch(n.ledgers)
 	if err != nil {
 		return false, err
 	}
@@ -261,7 +262,7 @@ func (n *answerer) heed(ctx context.Context, roll pool.Roll, listed bool) (bool,
 	}
 	slices.Sort(reply.Bar)
 	for _, uid := range reply.Bar {
-		if ledger.ValidPodUID(string(uid)) != nil {
+		if mailbox.ValidPodUID(string(uid)) != nil {
 			continue // an address
 		}
 		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
@@ -336,7 +337,7 @@ var errNobody = errors.New("it is not known which pod has it")
 func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1.PodIPHeld, error) {
 	uids, all := n.pods.uids()
 	for about := range roll.Asked {
-		if ledger.ValidPodUID(string(about)) == nil {
+		if mailbox.ValidPodUID(string(about)) == nil {
 			uids[string(about)] = true
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -113,7 +114,7 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	}
 	addrs, err := pod.addrs()
 	if err == nil {
-		err = ledger.ValidPodUID(uid)
+		err = mailbox.ValidPodUID(uid)
 	}
 	if err != nil { // the plugin refuses such a pod
 		k.pods.complain(uid, err)
@@ -121,7 +122,7 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	}
 
 	// 2. Whether it is here.
-	barred, err := ledger.Barred(k.ledgers, uid)
+	barred, err := k.ledgers.Mailbox().Barred(uid)
 	if err != nil {
 		return soon, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
@@ -62,7 +63,7 @@ func (d *discoverer) deletedPods(s *sight) (deleted []cri.Sandbox) {
 	known, all := d.pods.uids()
 	for _, sandbox := range s.sandboxes {
 		uid := sandbox.Pod.UID
-		if !all[uid] && !known[uid] && ledger.ValidPodUID(uid) == nil &&
+		if !all[uid] && !known[uid] && mailbox.ValidPodUID(uid) == nil &&
 			sandbox.Annotations[v1alpha1.AnnotationAddresses] == "" {
 			deleted = append(deleted, sandbox)
 		}
@@ -129,7 +130,7 @@ func (d *discoverer) addrsInside(ctx context.Context, s *sight, sandbox cri.Sand
 }
 
 func (d *discoverer) discover(ctx context.Context) error {
-	files, err := ledger.PoolPods(d.ledgers)
+	files, err := d.ledgers.Mailbox().Pods()
 	if err != nil {
 		return err
 	}
@@ -150,7 +151,7 @@ func (d *discoverer) sweeps(ctx context.Context) {
 				return
 			}
 		}
-		d.troubles.note("bars", ledger.SweepBars(d.ledgers, func(uid string) bool {
+		d.troubles.note("bars", d.ledgers.Mailbox().Sweep(func(uid string) bool {
 			_, known := d.pods.get(uid)
 			return known
 		}))

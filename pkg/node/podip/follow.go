@@ -14,6 +14,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
@@ -158,8 +159,8 @@ func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, e
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	epoch := f.listing.begin(again)
-	served, err := ledger.PoolsServed(f.ledgers)
-	if err != nil && !errors.Is(err, ledger.ErrCorrupt) {
+	served, err := f.ledgers.Mailbox().Served()
+	if err != nil && !errors.Is(err, mailbox.ErrCorrupt) {
 		return 0, err
 	}
 	wiped := false
@@ -170,7 +171,7 @@ func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, e
 		}
 		wiped = answer != nil
 	}
-	checked, lost, err := ledger.Rechecked(f.ledgers)
+	checked, lost, err := ledger.Epoch(f.ledgers)
 	if err != nil {
 		return checked, err
 	}
@@ -180,12 +181,12 @@ func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, e
 	if begun = cmp.Or(epoch, checked); begun == checked && !wiped {
 		return begun, f.putServedLocked(served)
 	}
-	files, err := ledger.PoolPods(f.ledgers) // which nothing else may tell of
+	files, err := f.ledgers.Mailbox().Pods() // which nothing else may tell of
 	if err != nil {
 		return 0, err
 	}
 	f.pods.keepFiles(files)
-	if _, err := ledger.Recheck(f.ledgers, begun, lost); err != nil {
+	if err := ledger.BeginEpoch(f.ledgers, begun, lost); err != nil {
 		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", begun, err)
 	}
 	if wiped {
@@ -229,17 +230,17 @@ func (f *follower) put(p *Pod) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	told := ""
-	if text != "" && ledger.ValidPodUID(uid) == nil {
+	if text != "" && mailbox.ValidPodUID(uid) == nil {
 		var err error
-		if told, err = ledger.Told(f.ledgers, uid); err != nil {
+		if told, err = f.ledgers.Mailbox().Pod(uid); err != nil {
 			return err
 		}
 	}
 	tells := f.pods.put(p, told)
-	if !tells || ledger.ValidPodUID(uid) != nil {
+	if !tells || mailbox.ValidPodUID(uid) != nil {
 		return nil
 	}
-	if err := ledger.Tell(f.ledgers, uid, text); err != nil {
+	if err := f.ledgers.Mailbox().PutPod(uid, text); err != nil {
 		return fmt.Errorf("telling the plugin of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil
@@ -254,8 +255,8 @@ func (f *follower) confirm(s *record, text string, ended bool) (bool, error) {
 	if !confirmed {
 		return false, nil
 	}
-	if tells = tells && !ended && ledger.ValidPodUID(s.uid) == nil; tells {
-		if err := ledger.Tell(f.ledgers, s.uid, text); err != nil {
+	if tells = tells && !ended && mailbox.ValidPodUID(s.uid) == nil; tells {
+		if err := f.ledgers.Mailbox().PutPod(s.uid, text); err != nil {
 			return false, fmt.Errorf("telling the plugin of pod %s: %w", s, err)
 		}
 	}
@@ -270,8 +271,8 @@ func (f *follower) forget(uid string) error {
 	if s, known := f.pods.get(uid); !known || s.exists {
 		return nil
 	}
-	if ledger.ValidPodUID(uid) == nil {
-		if err := ledger.Untell(f.ledgers, uid); err != nil {
+	if mailbox.ValidPodUID(uid) == nil {
+		if err := f.ledgers.Mailbox().DeletePod(uid); err != nil {
 			return err
 		}
 	}
@@ -283,11 +284,11 @@ func (f *follower) forget(uid string) error {
 func (f *follower) withdraw() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	was, err := ledger.PoolsServed(f.ledgers)
+	was, err := f.ledgers.Mailbox().Served()
 	if err == nil && (was == nil || was.None) {
 		return nil
 	}
-	return ledger.Serve(f.ledgers, ledger.Served{None: true})
+	return f.ledgers.Mailbox().PutServed(mailbox.Served{None: true})
 }
 
 // tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, beginEpoch tells
@@ -295,8 +296,8 @@ func (f *follower) withdraw() error {
 func (f *follower) tellServed() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	was, err := ledger.PoolsServed(f.ledgers)
-	if was == nil && (err == nil || errors.Is(err, ledger.ErrCorrupt)) {
+	was, err := f.ledgers.Mailbox().Served()
+	if was == nil && (err == nil || errors.Is(err, mailbox.ErrCorrupt)) {
 		f.listing.repeat()
 		return nil
 	}
@@ -307,15 +308,15 @@ func (f *follower) tellServed() error {
 }
 
 // putServedLocked notes what pools there are, unless it is noted.
-func (f *follower) putServedLocked(was *ledger.Served) error {
+func (f *follower) putServedLocked(was *mailbox.Served) error {
 	pools, _ := f.served.get()
 	if pools == nil {
 		return nil
 	}
-	now := ledger.Served{Version: 1, Guard: pools.Guard, Subnets: pools.Subnets, Gateways: pools.Gateways,
+	now := mailbox.Served{Version: 1, Guard: pools.Guard, Subnets: pools.Subnets, Gateways: pools.Gateways,
 		More: pools.More}
 	if was != nil && reflect.DeepEqual(*was, now) {
 		return nil
 	}
-	return ledger.Serve(f.ledgers, now)
+	return f.ledgers.Mailbox().PutServed(now)
 }

@@ -49,6 +49,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/route"
@@ -157,7 +158,7 @@ func (k *Keeper) SetRouted(enabled bool) { k.router.enable(enabled) }
 
 // Look queues a pod: its sandbox has started or, if stops is true, stops or has gone.
 func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool) {
-	if k != nil && ledger.ValidPodUID(pod.UID) == nil {
+	if k != nil && mailbox.ValidPodUID(pod.UID) == nil {
 		k.pods.look(pod, annotations, stops)
 	}
 }
@@ -208,7 +209,7 @@ const servedAgain = 10 * time.Second
 // serve works until the cluster has no pool or ctx is done.
 func (k *Keeper) serve(ctx context.Context) {
 	// Until the plugin knows which node this is, it probes for more addresses than it need.
-	k.troubles.note("node", ledger.TellNode(k.ledgers, k.node))
+	k.troubles.note("node", k.ledgers.Mailbox().PutNode(k.node))
 	ctx, cancel := context.WithCancel(ctx)
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast))

@@ -20,6 +20,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/test/nodetest"
@@ -252,7 +253,7 @@ func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 		}
 		p := w.given(1)
 		w.pass(time.Second)
-		if name, err := ledger.NodeName(w.ledgers); err != nil || name != node {
+		if name, err := w.ledgers.Mailbox().Node(); err != nil || name != node {
 			t.Errorf("the plugin knows this node as %q, %v", name, err)
 		}
 		conflict(1, "02:00:00:00:00:01")
@@ -281,7 +282,7 @@ func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 		if got := w.status(1).Conflict; got != "" {
 			t.Errorf("the conflict is still %q", got)
 		}
-		check(t, ledger.NoteProbed(w.ledgers, uid(1), []netip.Addr{addr(1)}))
+		check(t, w.ledgers.Mailbox().PutProbed(uid(1), []netip.Addr{addr(1)}))
 		w.c.put(ends(p))
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
@@ -289,7 +290,7 @@ func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 		w.wantPhase(1, v1alpha1.PodIPRetained)
 		w.c.remove(uid(1))
 		w.pass(time.Second)
-		if probed, err := ledger.Probed(w.ledgers, uid(1)); err != nil || probed != nil {
+		if probed, err := w.ledgers.Mailbox().Probed(uid(1)); err != nil || probed != nil {
 			t.Errorf("of the pod that is gone is still noted %v, %v", probed, err)
 		}
 		conflict(2, "02:00:00:00:00:01") // of which nothing is known yet
@@ -897,9 +898,9 @@ func TestAPartitionDelaysAndLosesNothing(t *testing.T) {
 func TestAnAgentThatWasAwayFinishes(t *testing.T) {
 	for name, meanwhile := range map[string]func(*world){
 		"the file tells":    func(w *world) { w.stops(1) },
-		"the sandbox tells": func(w *world) { check(t, ledger.Untell(w.ledgers, uid(1))) },
+		"the sandbox tells": func(w *world) { check(t, w.ledgers.Mailbox().DeletePod(uid(1))) },
 		"the ledger tells": func(w *world) {
-			check(t, ledger.Untell(w.ledgers, uid(1)))
+			check(t, w.ledgers.Mailbox().DeletePod(uid(1)))
 			w.r.mu.Lock()
 			clear(w.r.sandboxes)
 			w.r.mu.Unlock()
@@ -933,12 +934,12 @@ func TestOldBarsAreSwept(t *testing.T) {
 			_, err := ledger.Bar(w.ledgers, uid(n))
 			check(t, err)
 		}
-		old := time.Now().Add(-ledger.BarFor - time.Hour)
+		old := time.Now().Add(-mailbox.BarFor - time.Hour)
 		for _, n := range []int{1, 2} {
-			path, _ := ledger.PoolFile(w.ledgers.StateDir, uid(n))
+			path, _ := w.ledgers.Mailbox().PodPath(uid(n))
 			check(t, os.Chtimes(path+".barred", old, old))
 		}
-		path, _ := ledger.PoolFile(w.ledgers.StateDir, uid(3))
+		path, _ := w.ledgers.Mailbox().PodPath(uid(3))
 		check(t, os.Chtimes(path+".barred", time.Now(), time.Now()))
 		p := w.given(2) // a Job that is over, say
 		p.Status.Phase = "Succeeded"
@@ -1049,7 +1050,7 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		if said := w.k.Trouble(); said != "" {
 			t.Errorf("says %q", said)
 		}
-		checked, _, err := ledger.Rechecked(w.ledgers)
+		checked, _, err := ledger.Epoch(w.ledgers)
 		check(t, err)
 		if checked != 5 {
 			t.Errorf("checked %d", checked)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -397,7 +398,7 @@ func (t *podTable) unproven() (n int, oldest time.Duration, works bool) {
 }
 
 // keepFiles learns of the pods in files that are about to be removed: nothing else may tell of them.
-func (t *podTable) keepFiles(files map[string]ledger.PoolPod) {
+func (t *podTable) keepFiles(files map[string]mailbox.Pod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for uid, f := range files {
@@ -409,7 +410,7 @@ func (t *podTable) keepFiles(files map[string]ledger.PoolPod) {
 
 // learn takes over what the node itself knows of pods: by a look at the machine, the files for the plugin, and the
 // addresses of pods that the API server has no more.
-func (t *podTable) learn(s *sight, files map[string]ledger.PoolPod, deleted map[string][]netip.Addr) {
+func (t *podTable) learn(s *sight, files map[string]mailbox.Pod, deleted map[string][]netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	listed := t.listing.isComplete()

@@ -17,6 +17,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
@@ -226,8 +227,8 @@ func (r *router) here() (map[netip.Addr]string, error) {
 		if !r.served.mayHave(b.Addr) {
 			continue
 		}
-		if b.Pod.UID != "" && ledger.ValidPodUID(b.Pod.UID) == nil {
-			barred, err := ledger.Barred(r.ledgers, b.Pod.UID)
+		if b.Pod.UID != "" && mailbox.ValidPodUID(b.Pod.UID) == nil {
+			barred, err := r.ledgers.Mailbox().Barred(b.Pod.UID)
 			if err != nil {
 				return nil, err
 			}

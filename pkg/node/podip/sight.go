@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/wake"
@@ -332,7 +333,7 @@ func (m *machine) withoutOthers(ctx context.Context, s *sight, uid string, users
 // inPodOf reports whether a process is in the cgroup of one of these pods, as kubelet names it.
 func inPodOf(cgroups string, uids map[string]bool) bool {
 	for uid := range uids {
-		if ledger.ValidPodUID(uid) == nil && (strings.Contains(cgroups, "pod"+uid) ||
+		if mailbox.ValidPodUID(uid) == nil && (strings.Contains(cgroups, "pod"+uid) ||
 			strings.Contains(cgroups, "pod"+strings.ReplaceAll(uid, "-", "_"))) {
 			return true
 		}

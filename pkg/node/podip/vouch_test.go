@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 )
 
@@ -23,7 +23,7 @@ func (w *world) planted(n int) *Pod {
 // wantServed wants that the plugin was told of pools, under a guard, empty if of none.
 func (w *world) wantServed(guard string) {
 	w.t.Helper()
-	is, err := ledger.PoolsServed(w.ledgers)
+	is, err := w.ledgers.Mailbox().Served()
 	if err != nil || is == nil || is.None != (guard == "") || is.Guard != guard {
 		w.t.Errorf("the plugin was told of %+v, %v, want guard %q", is, err, guard)
 	}
@@ -40,13 +40,13 @@ func TestThePluginIsToldWhetherThereArePools(t *testing.T) {
 		w.wantServed("")
 		w.k.SetPools("true") // by a controller that says no more
 		w.pass(time.Second)
-		if is, err := ledger.PoolsServed(w.ledgers); err != nil || is.None || is.Guard != "" || !is.More {
+		if is, err := w.ledgers.Mailbox().Served(); err != nil || is.None || is.Guard != "" || !is.More {
 			t.Errorf("the plugin was told of %+v, %v", is, err)
 		}
 		w.end()
 		w.k.SetPools("") // too late
 		w.k = newKeeper(w.o, w.c)
-		if is, err := ledger.PoolsServed(w.ledgers); err != nil || is.None {
+		if is, err := w.ledgers.Mailbox().Served(); err != nil || is.None {
 			t.Errorf("an agent that has heard nothing told the plugin of %+v, %v", is, err)
 		}
 	})
@@ -99,10 +99,10 @@ func TestAnAnnotationIsTrueIfThePodIPsAreThePods(t *testing.T) {
 		if said := w.file(1); said != want {
 			t.Errorf("a second agent told %q", said)
 		}
-		path, err := ledger.PoolFile(w.ledgers.StateDir, uid(1))
+		path, err := w.ledgers.Mailbox().PodPath(uid(1))
 		check(t, err)
 		check(t, os.Chmod(path, 0o600)) // as an earlier version wrote it, of any pod
-		if said, err := ledger.Told(w.ledgers, uid(1)); err != nil || said != "" {
+		if said, err := w.ledgers.Mailbox().Pod(uid(1)); err != nil || said != "" {
 			t.Errorf("a file that nobody vouches for says %q, %v", said, err)
 		}
 	})
@@ -148,7 +148,7 @@ func TestAWipeHasThePluginWaitForTheAgentsWord(t *testing.T) {
 				if away {
 					w.end()
 				}
-				check(t, os.RemoveAll(filepath.Join(w.ledgers.StateDir, ledger.PoolsDir)))
+				check(t, os.RemoveAll(filepath.Join(w.ledgers.StateDir, mailbox.Dir)))
 				if away {
 					w.starts(-1)
 				}
@@ -183,7 +183,7 @@ func TestAfterAWipeThePodIPTellsOfAPodThatHasEnded(t *testing.T) {
 				w.given(1) // or nothing was lost
 				w.pass(time.Second)
 				w.end()
-				check(t, os.RemoveAll(filepath.Join(w.ledgers.StateDir, ledger.PoolsDir)))
+				check(t, os.RemoveAll(filepath.Join(w.ledgers.StateDir, mailbox.Dir)))
 				w.given(2)
 				w.c.mu.Lock()
 				w.c.ips[addr(2).String()].Status = v1alpha1.PodIPStatus{NodeName: node, PodUID: uid(2), Phase: phase}

@@ -642,7 +642,7 @@ func (w *world) stops(n int) {
 }
 
 func (w *world) file(n int) string {
-	path, err := ledger.PoolFile(w.ledgers.StateDir, uid(n))
+	path, err := w.ledgers.Mailbox().PodPath(uid(n))
 	check(w.t, err)
 	b, err := os.ReadFile(path)
 	if !errors.Is(err, os.ErrNotExist) {
@@ -653,7 +653,7 @@ func (w *world) file(n int) string {
 
 func (w *world) wantBarred(n int, want bool) {
 	w.t.Helper()
-	is, err := ledger.Barred(w.ledgers, uid(n))
+	is, err := w.ledgers.Mailbox().Barred(uid(n))
 	check(w.t, err)
 	if is != want {
 		w.t.Errorf("pod %d is barred: %t, want %t", n, is, want)
