@@ -60,8 +60,8 @@ func Bar(o Options, uid string, addrs ...netip.Addr) ([]Address, error) {
 }
 
 // BeginEpoch begins an epoch: until the next boot an ADD may get addresses of pools only if the agent has written the
-// pod's file since. It forgets the files of all pods, and returns once every ADD has ended that may not know of it. lost
-// notes that bars of this boot may be lost. After an error it has to be called again.
+// pod's file since. It forgets the files of all pods, and returns once every ADD has ended that may not know of it.
+// lost notes that bars of this boot may be lost. After an error it has to be called again.
 func BeginEpoch(o Options, epoch int64, lost bool) error {
 	o.setDefaults()
 	now, err := o.Clock.Now()
