@@ -10,13 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/ledger"
@@ -205,113 +202,6 @@ func (c *call) options() ledger.Options {
 	}
 }
 
-func (c *call) add() *Error {
-	c.ending = spool.AddFailed
-	n, err := c.conf.Network()
-	if err != nil {
-		return configError(err)
-	}
-	if err := fits(c.conf.CNIVersion, n.Ranges); err != nil {
-		return configError(err)
-	}
-	args, err := parseArgs(c.Getenv("CNI_ARGS"))
-	if err != nil {
-		return errorf(codeInvalidEnv, "%v", err)
-	}
-	requested, err := c.conf.Requested(args.ip)
-	if err != nil {
-		return configError(err)
-	}
-	policy, err := c.conf.Policy()
-	if err != nil {
-		return configError(err)
-	}
-	if args.noPod != nil && policy != nil && policy.Retains() {
-		return errorf(codeInvalidEnv, "%v", args.noPod)
-	}
-	res := &result{version: c.conf.CNIVersion}
-	if res.routes, err = c.conf.Routes(); err != nil {
-		return configError(err)
-	}
-	if res.dns, err = resolvConf(c.conf); err != nil {
-		var failed *fs.PathError
-		if errors.As(err, &failed) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
-			return errorf(codeTryAgain, "%v", err)
-		}
-		return configError(err)
-	}
-	ns, cerr := c.netns()
-	if cerr != nil {
-		return cerr
-	}
-	pool, cerr := c.pools(args, requested)
-	if cerr != nil {
-		return cerr
-	}
-	if cerr := c.refuse(pool.has(), n); cerr != nil {
-		return cerr
-	}
-	way, cerr := c.route(pool.addrs, n, res.routes)
-	if cerr != nil {
-		return cerr
-	}
-
-	options := c.options()
-	if len(pool.addrs) > 0 {
-		options.Patience = max(pool.left, pause)
-		options.Freeing = c.disconnect(n)
-	}
-	req := ledger.AddRequest{
-		Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested,
-		Pool: pool.has(), PoolText: pool.text,
-	}
-	r, err := ledger.New(n, options).Add(req)
-	for errors.Is(err, ledger.ErrUnseen) && pool.left > 0 { // the agent learns of a pod when kubelet does
-		time.Sleep(pause)
-		pool.left -= pause
-		options.Patience = max(pool.left, pause)
-		r, err = ledger.New(n, options).Add(req)
-	}
-	switch {
-	case errors.Is(err, ledger.ErrInUse):
-		c.ending = spool.AddInUse
-		return addError(err)
-	case err != nil:
-		return addError(err)
-	case r.Restored:
-		c.ending = spool.AddRestored
-	case r.Promised:
-		c.ending = spool.AddPromised
-	default:
-		c.ending = spool.AddOrdinary
-	}
-	switch {
-	case way != nil:
-		// Nobody is asked who else has the addresses: they are on no link that machines share.
-		if err := c.connect(way); err != nil {
-			c.ending = spool.AddFailed
-			c.undo(args.pod, ns, ledger.New(n, options))
-			return errorf(codeTryAgain, "connecting pod %s with its node: %v", args.pod, err)
-		}
-		r.Events = append(r.Events, c.event(ledger.EventPooled, args.pod, pool.has()...))
-		res.addRouted(way)
-	case len(pool.addrs) > 0:
-		if cerr := c.probe(pool.addrs, args.pod, ns, ledger.New(n, options)); cerr != nil {
-			c.ending = spool.AddFailed
-			return cerr
-		}
-		r.Events = append(r.Events, c.event(ledger.EventPooled, args.pod, pool.has()...))
-		res.addPooled(pool.addrs)
-	default:
-		for i, a := range r.Addrs {
-			res.add(n.Ranges[i], a)
-		}
-	}
-	c.write(res.encode())
-	c.report(r.Events)
-	return nil
-}
-
 // report leaves events for the agent. That it cannot is no error of the command.
 func (c *call) report(events []ledger.Event) {
 	if len(events) == 0 {
@@ -320,36 +210,6 @@ func (c *call) report(events []ledger.Event) {
 	if err := spool.Dir(c.conf.StateDir).Report(events); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: %s %s: not reported: %v\n", c.command, c.att, err)
 	}
-}
-
-// netns identifies CNI_NETNS. The plugin's own namespace is refused before anything is allocated, unless
-// the runtime insists (CNI_NETNS_OVERRIDE), as every plugin does.
-func (c *call) netns() (ledger.Netns, *Error) {
-	var probe ledger.SystemNetns
-	ns, ok, err := probe.Identify(c.netnsPath)
-	if err != nil || !ok {
-		return ledger.Netns{Path: c.netnsPath}, nil
-	}
-	if o := c.Getenv("CNI_NETNS_OVERRIDE"); o != "1" && !strings.EqualFold(o, "true") {
-		var own unix.Stat_t
-		if unix.Stat("/proc/self/ns/net", &own) == nil && own.Dev == ns.Dev && own.Ino == ns.Ino {
-			return ns, errorf(codeInvalidNetns,
-				"CNI_NETNS: %s is the plugin's own network namespace: expected the container's", c.netnsPath)
-		}
-	}
-	return ns, nil
-}
-
-// addError maps the ledger's errors to CNI's codes: whatever another try can mend is 11.
-func addError(err error) *Error {
-	switch {
-	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable),
-		errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment), errors.Is(err, ledger.ErrBarred):
-		return errorf(codeInternal, "%v", err)
-	case errors.Is(err, ledger.ErrNetnsGone):
-		return errorf(codeInvalidNetns, "%v", err)
-	}
-	return errorf(codeTryAgain, "%v", err)
 }
 
 // del never fails from here on: whatever keeps it from its work leaves the promise as it is, and the next

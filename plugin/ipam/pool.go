@@ -186,81 +186,82 @@ func (p *pooled) has() (addrs []netip.Addr) {
 
 func (c *call) mailbox() mailbox.Box { return c.options().Mailbox() }
 
-// probe makes sure that nobody else on the link has the addresses that the ledger has just given to the attachment.
+// probe makes sure that no other machine on the link has the addresses that the ledger has just given to the attachment.
 // None is configured yet. It asks only for those that are new, or were last used on another node, and once in the life
-// of a pod on a node. If somebody has one, or it cannot be found out, nothing stays with the attachment.
+// of a pod on a node. If a machine has one, or it cannot be found out, nothing stays with the attachment.
 //
 // It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
-func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) *Error {
-	due, err := c.unprobed(addrs, pod)
-	if err == nil && (len(due) == 0 || ns.Ino == 0) {
+func (a *addition) probe() *Error {
+	due, err := a.unprobed()
+	if err == nil && (len(due) == 0 || a.ns.Ino == 0) {
 		return nil
 	}
 	var found []link.Conflict
 	asked := false
 	if err == nil {
-		found, asked, err = link.Probe(ns.Path, c.att.IfName, due)
+		found, asked, err = link.Probe(a.ns.Path, a.att.IfName, due)
 	}
 	if asked && err == nil && len(found) == 0 {
-		err = c.mailbox().PutProbed(pod.UID, due)
+		err = a.mailbox().PutProbed(a.args.pod.UID, due)
 	}
 	switch {
 	case err != nil:
-		c.undo(pod, ns, l)
-		return errorf(codeTryAgain, "finding out whether another machine on the link has an address of pod %s: %v", pod, err)
+		a.undo()
+		return errorf(codeTryAgain, "finding out whether another machine on the link has an address of pod %s: %v",
+			a.args.pod, err)
 	case len(found) == 0:
 		return nil
 	}
-	c.undo(pod, ns, l)
+	a.undo()
 	var said []string
 	for _, f := range found {
-		e := c.event(ledger.EventConflict, pod, f.Addr)
+		e := a.event(ledger.EventConflict, f.Addr)
 		e.MAC = f.MAC.String()
 		e.Message = fmt.Sprintf("%s is in use on the link of interface %s by another machine, which has the MAC address %s",
-			f.Addr, c.att.IfName, e.MAC)
+			f.Addr, a.att.IfName, e.MAC)
 		said = append(said, e.Message)
-		c.report([]ledger.Event{e})
+		a.report([]ledger.Event{e})
 	}
-	return errorf(codeTryAgain, "pod %s cannot start: %s", pod, strings.Join(said, "; "))
+	return errorf(codeTryAgain, "pod %s cannot start: %s", a.args.pod, strings.Join(said, "; "))
 }
 
 // undo frees what the ledger has just given to the attachment.
-func (c *call) undo(pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) {
-	r := ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &retention.Policy{}}
-	if _, err := l.Del(r); err != nil {
-		fmt.Fprintf(c.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", c.att, err)
+func (a *addition) undo() {
+	r := ledger.DelRequest{Attachment: a.att, Pod: a.args.pod, Netns: a.ns, Policy: &retention.Policy{}}
+	if _, err := a.ledger().Del(r); err != nil {
+		fmt.Fprintf(a.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", a.att, err)
 	}
 }
 
 // unprobed returns the addresses that are to be probed for before the pod has them.
-func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []netip.Addr, err error) {
-	node, err := c.mailbox().Node()
+func (a *addition) unprobed() (due []netip.Addr, err error) {
+	node, err := a.mailbox().Node()
 	if err != nil {
 		return nil, err
 	}
-	for _, a := range addrs {
-		used := a.Last != "" && a.Last == node
+	for _, p := range a.pool.addrs {
+		used := p.Last != "" && p.Last == node
 		if used { // it may have been another machine that had the node's name
-			if used, err = c.mailbox().Used(a.Prefix.Addr()); err != nil {
+			if used, err = a.mailbox().Used(p.Prefix.Addr()); err != nil {
 				return nil, err
 			}
 		}
 		if !used {
-			due = append(due, a.Prefix.Addr())
+			due = append(due, p.Prefix.Addr())
 		}
 	}
 	if due == nil {
 		return nil, nil
 	}
-	probed, err := c.mailbox().Probed(pod.UID)
-	return slices.DeleteFunc(due, func(a netip.Addr) bool { return slices.Contains(probed, a) }), err
+	probed, err := a.mailbox().Probed(a.args.pod.UID)
+	return slices.DeleteFunc(due, func(addr netip.Addr) bool { return slices.Contains(probed, addr) }), err
 }
 
 // event is one about addresses of the attachment.
-func (c *call) event(reason ledger.EventReason, pod ledger.Pod, addrs ...netip.Addr) ledger.Event {
+func (a *addition) event(reason ledger.EventReason, addrs ...netip.Addr) ledger.Event {
 	return ledger.Event{
-		Reason: reason, Key: ledger.NewKey(c.conf.Name, pod, retention.Policy{}, c.att.IfName), Pod: pod,
-		ContainerID: c.att.ContainerID, Netns: c.netnsPath, Addrs: addrs, Time: time.Now().UTC(),
+		Reason: reason, Key: ledger.NewKey(a.conf.Name, a.args.pod, retention.Policy{}, a.att.IfName),
+		Pod: a.args.pod, ContainerID: a.att.ContainerID, Netns: a.netnsPath, Addrs: addrs, Time: time.Now().UTC(),
 	}
 }
 
