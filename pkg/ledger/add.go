@@ -24,16 +24,16 @@ type AddRequest struct {
 	PoolText string
 }
 
-// patience is the longest that an ADD waits for its predecessor: a longer wait can hold up the runtime's other
-// calls, and kubelet tries again every 12 to 14 s.
-const patience = 3 * time.Second
+// Patience is the longest that an ADD waits, in all, for its predecessor and for what the agent says of its pod: a
+// longer wait can hold up the runtime's other calls, and kubelet tries again every 12 to 14 s.
+const Patience = 3 * time.Second
 
-// pause is between two tries of a waiting ADD.
-const pause = 50 * time.Millisecond
+// Pause is between two tries of a waiting ADD.
+const Pause = 50 * time.Millisecond
 
 // Add gives the attachment one address per range set: those retained for its identity, else fresh ones. It takes the
-// lock, but not while it waits for a predecessor that still has the addresses, at most 3 s. A promise is durable when
-// Add returns. After an error nothing is allocated.
+// lock, but not while it waits for a predecessor that still has the addresses, at most for [Patience]. A promise is
+// durable when Add returns. After an error nothing is allocated.
 //
 // Errors: ErrInUse if the predecessor did not go in time; ErrFull; ErrNotAvailable for a requested address;
 // ErrDuplicate; ErrNetnsGone; ErrNewer; with addresses of pools ErrBarred and ErrUnseen. Any other is the disk's.
@@ -44,8 +44,8 @@ func (l *Ledger) Add(req AddRequest) (*Result, error) {
 		if !wait {
 			return r, err
 		}
-		l.sleep(pause)
-		waited += pause
+		l.sleep(Pause)
+		waited += Pause
 	}
 }
 

@@ -55,7 +55,7 @@ type Options struct {
 	FS       disk.FS
 	Clock    Clock
 	Netns    NetnsProber
-	// Sleep waits between two tries of an ADD. Patience is how long an ADD waits for its predecessor, zero 3 s.
+	// Sleep waits between two tries of an ADD. Patience is how long an ADD waits for its predecessor, zero [Patience].
 	Sleep    func(time.Duration)
 	Patience time.Duration
 	// Freeing, if not nil, is called with the addresses of an attachment that ends by Del, Reclaim or Collect, and with
@@ -81,7 +81,7 @@ func (o *Options) setDefaults() {
 		o.Sleep = time.Sleep
 	}
 	if o.Patience == 0 {
-		o.Patience = patience
+		o.Patience = Patience
 	}
 }
 

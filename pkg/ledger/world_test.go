@@ -106,7 +106,7 @@ func (w *world) ledger() *Ledger { return w.ledgerOf(w.netns) }
 func (w *world) ledgerOf(ns NetnsProber) *Ledger {
 	n := *w.net
 	return New(&n, Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: ns,
-		Sleep: func(d time.Duration) { w.pass(10 * d) }, Patience: patience / 10})
+		Sleep: func(d time.Duration) { w.pass(10 * d) }, Patience: Patience / 10})
 }
 
 func (w *world) logf(format string, args ...any) {

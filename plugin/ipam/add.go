@@ -109,8 +109,8 @@ func (a *addition) allocate() (*ledger.Result, *Error) {
 	}
 	r, err := a.ledger().Add(req)
 	for errors.Is(err, ledger.ErrUnseen) && a.pool.left > 0 { // the agent learns of a pod when kubelet does
-		time.Sleep(pause)
-		a.pool.left -= pause
+		time.Sleep(ledger.Pause)
+		a.pool.left -= ledger.Pause
 		r, err = a.ledger().Add(req)
 	}
 	switch {
@@ -127,7 +127,7 @@ func (a *addition) allocate() (*ledger.Result, *Error) {
 func (a *addition) ledger() *ledger.Ledger {
 	options := a.options()
 	if len(a.pool.addrs) > 0 {
-		options.Patience = max(a.pool.left, pause)
+		options.Patience = max(a.pool.left, ledger.Pause)
 		options.Freeing = a.disconnect(a.net)
 	}
 	return ledger.New(a.net, options)

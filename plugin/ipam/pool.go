@@ -14,17 +14,11 @@ import (
 	"github.com/stayput/stayput/pkg/retention"
 )
 
-// patience is how long an ADD waits in all, for the agent's file and for a predecessor; pause is between two looks.
-const (
-	patience = 3 * time.Second
-	pause    = 50 * time.Millisecond
-)
-
 // pooled is what an ADD gets of pools.
 type pooled struct {
 	addrs []netconf.PoolAddress // none: it is an ordinary ADD
 	text  string                // that says so
-	left  time.Duration         // of the patience
+	left  time.Duration         // of ledger.Patience
 }
 
 // pools finds out which addresses of pools the cluster has given to the attachment: by the pod's annotation, else by
@@ -48,14 +42,14 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	if err := mailbox.ValidPodUID(args.pod.UID); err != nil {
 		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: %v", err)
 	}
-	p := pooled{left: patience}
+	p := pooled{left: ledger.Patience}
 	source, cerr := "", (*Error)(nil)
 	for {
 		if source, cerr = c.believe(&p, said, args.pod); cerr == nil || cerr.Code != codeTryAgain || p.left <= 0 {
 			break
 		}
-		time.Sleep(pause)
-		p.left -= pause
+		time.Sleep(ledger.Pause)
+		p.left -= ledger.Pause
 	}
 	if cerr != nil {
 		return p, cerr
@@ -186,9 +180,9 @@ func (p *pooled) has() (addrs []netip.Addr) {
 
 func (c *call) mailbox() mailbox.Box { return c.options().Mailbox() }
 
-// probe makes sure that no other machine on the link has the addresses that the ledger has just given to the attachment.
-// None is configured yet. It asks only for those that are new, or were last used on another node, and once in the life
-// of a pod on a node. If a machine has one, or it cannot be found out, nothing stays with the attachment.
+// probe makes sure that no other machine on the link has the addresses that the ledger has just given to the
+// attachment. None is configured yet. It asks only for those that are new, or were last used on another node, and once
+// in the life of a pod on a node. If a machine has one, or it cannot be found out, nothing stays with the attachment.
 //
 // It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
 func (a *addition) probe() *Error {
