@@ -125,8 +125,8 @@ func (b Box) Remove() error { return disk.RemoveAll(b.fs, b.dir) }
 // version is that of Served.
 const version = 1
 
-// ErrCorrupt is a file that does not parse.
-var ErrCorrupt = errors.New("file is corrupt")
+// ErrCorrupt is a file that does not parse: nothing is known of what it said.
+var ErrCorrupt = errors.New("record is corrupt")
 
 // Served is what the agent has durably said of the cluster's pools. Its JSON is the file served:
 //
@@ -171,8 +171,8 @@ func (b Box) Served() (*Served, error) {
 		Version int `json:"v"`
 	}
 	if json.Unmarshal(data, &written) == nil && written.Version > version {
-		return nil, fmt.Errorf("%s: a newer version of stayput wrote version %d, this stayput reads up to %d: install the "+
-			"newer version again", b.path(servedName), written.Version, version)
+		return nil, fmt.Errorf("a newer version of stayput wrote this record: %s has version %d, this stayput reads up to "+
+			"%d: install the newer version again", b.path(servedName), written.Version, version)
 	}
 	s := &Served{}
 	if err := json.Unmarshal(data, s); err != nil {
