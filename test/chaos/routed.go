@@ -86,7 +86,7 @@ func (s *routed) deploy(ctx context.Context) error {
 	if err := s.client.Create(ctx, space); err != nil {
 		return err
 	}
-	manifests := fmt.Sprintf(`
+	const manifests = `
 apiVersion: stayput.io/v1alpha1
 kind: PodIPPool
 metadata: {name: far}
@@ -96,42 +96,25 @@ apiVersion: stayput.io/v1alpha1
 kind: PodIPPool
 metadata: {name: near}
 spec: {mode: Routed, subnet: 10.244.200.0/24}
----
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: %[1]s}
-spec:
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      tolerations: [{operator: Exists}]
-      containers:
-      - {name: web, image: %[2]s, imagePullPolicy: Never}
-`, clientsLabel, lab.WebImage)
-	for _, name := range workloads {
-		manifests += fmt.Sprintf(`---
-apiVersion: apps/v1
-kind: StatefulSet
-metadata: {name: %[1]s}
-spec:
-  serviceName: %[1]s
-  replicas: %[2]d
-  podManagementPolicy: Parallel
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata:
-      labels: {app: %[1]s}
-      annotations: {stayput.io/pools: %[1]s}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - {name: web, image: %[3]s, imagePullPolicy: Never}
-`, name, replicas, lab.WebImage)
+`
+	if _, err := s.cluster.Kubectl(ctx, manifests, "apply", "--server-side", "-f", "-"); err != nil {
+		return err
 	}
-	_, err := s.cluster.Kubectl(ctx, manifests, "apply", "--server-side", "-n", namespace, "-f", "-")
-	return err
+	clients := lab.Workload{Kind: "DaemonSet", Name: clientsLabel, Unprobed: true, Pod: corev1.PodSpec{
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}}
+	if err := s.cluster.Deploy(ctx, namespace, clients); err != nil {
+		return err
+	}
+	for _, name := range workloads {
+		w := lab.Workload{
+			Name: name, Replicas: replicas, Unprobed: true, Annotations: map[string]string{v1alpha1.AnnotationPools: name},
+		}
+		if err := s.cluster.Deploy(ctx, namespace, w); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // watch starts the observers, which end with ctx; wait waits for that.

@@ -124,39 +124,19 @@ func (w *workload) annotations() map[string]string {
 
 // object returns the workload for the API server.
 func (w *workload) object() client.Object {
-	labels := map[string]string{"app": w.name}
-	meta := metav1.ObjectMeta{Name: w.name, Namespace: namespace}
+	of := lab.Workload{Name: w.name, Replicas: int(w.replicas), Annotations: w.annotations()}
 	if w.recorded {
-		meta.Annotations = map[string]string{
+		of.Own = map[string]string{
 			kruisev1alpha1.AnnotationAutoGenerate:     "true",
 			kruisev1alpha1.AnnotationRequiredTopology: corev1.LabelHostname,
 		}
 	}
-	seconds, one := int64(1), intstr.FromInt32(1)
-	template := corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: w.annotations()},
-		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: &seconds,
-			Containers: []corev1.Container{{
-				Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever,
-				ReadinessProbe: &corev1.Probe{
-					ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}},
-					PeriodSeconds: 2,
-				},
-			}},
-		},
-	}
-	selector := &metav1.LabelSelector{MatchLabels: labels}
 	if w.deployment {
-		return &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{
-			Replicas: &w.replicas, Selector: selector, Template: template,
-			Strategy: appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxUnavailable: &one}},
-		}}
+		one := intstr.FromInt32(1)
+		of.Kind = "Deployment"
+		of.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxUnavailable: &one}
 	}
-	return &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
-		Replicas: &w.replicas, Selector: selector, Template: template, ServiceName: w.name,
-		PodManagementPolicy: appsv1.ParallelPodManagement,
-	}}
+	return of.Object(namespace)
 }
 
 func (w *workload) String() string { return fmt.Sprintf("%s (%d pods)", w.name, w.replicas) }

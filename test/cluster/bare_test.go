@@ -99,7 +99,7 @@ spec:
 func TestPodsOfAStatefulSetReachOneAnotherAcrossNodes(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 2, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2})
 	a, b := ready(t, c, ns, "web-0"), ready(t, c, ns, "web-1")
 	if a.Spec.NodeName == b.Spec.NodeName {
 		t.Fatalf("both pods are on %s", a.Spec.NodeName)
@@ -116,7 +116,7 @@ func TestPodsOfAStatefulSetReachOneAnotherAcrossNodes(t *testing.T) {
 func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 2, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2})
 	before, other := ready(t, c, ns, "web-0"), ready(t, c, ns, "web-1")
 	node := c.Node(before.Spec.NodeName)
 	old := sandbox(t, c, before)
@@ -143,14 +143,14 @@ func TestAKilledSchedulerStartsAgain(t *testing.T) {
 	c := withoutStayput(t)
 	must.Do(t, c.Scheduler.Process().Kill())
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1})
 	ready(t, c, ns, "web-0")
 }
 
 func TestTheControlPlaneComesBackFromABackup(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1})
 	pod := ready(t, c, ns, "web-0")
 	backup := t.TempDir() + "/etcd.db"
 	must.Do(t, c.SaveEtcd(testContext(t), backup))
@@ -176,7 +176,7 @@ func TestTheControlPlaneComesBackFromABackup(t *testing.T) {
 func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1})
 	pod := ready(t, c, ns, "web-0")
 	conn, err := c.Node(pod.Spec.NodeName).DialFrom(testContext(t), sandbox(t, c, pod), "tcp", "10.96.0.1:443")
 	must.Do(t, err)
@@ -187,7 +187,7 @@ func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
 func TestAContainerSeesTheBootIDOfItsNode(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1})
 	pod := ready(t, c, ns, "web-0")
 	n := c.Node(pod.Spec.NodeName)
 	_, pid, err := n.Container(testContext(t), pod, "web")

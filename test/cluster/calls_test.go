@@ -212,7 +212,7 @@ func TestAPodOfAPoolCostsFewRequests(t *testing.T) {
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
-	apply(t, c, ns, pooled("web", 1))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("blue"), Unprobed: true})
 	pods := places(t, c, ns, "web", 1, nil)
 	holdTheirAddresses(t, c, pods)
 	addr := pods["web-0"].Status.PodIP
@@ -310,8 +310,7 @@ const nodeOfToken = "authentication.kubernetes.io/node-name"
 func TestTheControllerWritesOnceForAReplacedPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 3, map[string]string{retainIP: "10m"}),
-		map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: retain("10m"), Own: requiresNode})
 	pods := places(t, c, ns, "web", 3, nil)
 	comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
 	known := func() {
@@ -367,8 +366,9 @@ func TestTheControllerWritesOnceForAReplacedPod(t *testing.T) {
 func TestAControllerRestartCausesNoNeedlessWrites(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	yaml := statefulSet("web", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})
-	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 2, Annotations: retain("while-owned", "stayput.io/when-scaled", "Retain"), Own: requiresNode,
+	})
 	pods := places(t, c, ns, "web", 2, nil)
 	for name, pod := range pods {
 		shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool {
@@ -382,7 +382,7 @@ func TestAControllerRestartCausesNoNeedlessWrites(t *testing.T) {
 	since := time.Now()
 	must.Do(t, c.Controllers.Restart(testContext(t)))
 	// A write for a new pod comes after any for the old ones.
-	apply(t, c, ns, statefulSet("late", 1, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{Name: "late", Replicas: 1, Annotations: retain("10m")})
 	late := ready(t, c, ns, "late-0")
 	shows(t, c, ns, "late-0", late.Spec.NodeName, "assigned to its workload", func(r *v1alpha1.RetainedIP) bool {
 		return r.Spec.Workload != nil
@@ -443,7 +443,7 @@ func TestTheControllersRequestsHaveTheirPriority(t *testing.T) {
 	}
 	ns := namespace(t, c)
 	led, worked := dispatched(leading), dispatched(working)
-	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m")})
 	ready(t, c, ns, "web-0")
 	until(t, "the controllers' requests to be dispatched", func(context.Context) bool {
 		return dispatched(leading) > led && dispatched(working) > worked

@@ -48,9 +48,11 @@ spec:
 func TestPodsOfCanalKeepTheirAddressesUnderTheirPolicies(t *testing.T) {
 	c := ownCluster(t, &lab.ClusterOptions{Flannel: &lab.FlannelOptions{Backend: "vxlan", Calico: true}})
 	ns := namespace(t, c)
-	kept := map[string]string{retainIP: "1h"}
-	apply(t, c, ns, statefulSet("web", 3, kept)+"---"+statefulSet("friend", 1, kept)+"---"+
-		statefulSet("stranger", 1, nil)+"---"+statefulSet("plain", 3, nil))
+	kept := retain("1h")
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: kept})
+	deploy(t, c, ns, lab.Workload{Name: "friend", Replicas: 1, Annotations: kept})
+	deploy(t, c, ns, lab.Workload{Name: "stranger", Replicas: 1})
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 3})
 	web, plain := places(t, c, ns, "web", 3, nil), places(t, c, ns, "plain", 3, nil)
 	friend, stranger := places(t, c, ns, "friend", 1, nil), places(t, c, ns, "stranger", 1, nil)
 	p := policed{t, c, ns}

@@ -36,7 +36,7 @@ func TestPodsAreGatedByAWebhookWithACertificateOfCertManager(t *testing.T) {
 	kubectl(t, c, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=controller", "-n",
 		lab.CertManagerNamespace)
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: certificateFrom(true, map[string]any{})}))
-	if pod, err := wouldBe(testContext(t), c, ns, nil, map[string]string{retainIP: "10m"}); err != nil || isGated(pod) {
+	if pod, err := wouldBe(testContext(t), c, ns, nil, retain("10m")); err != nil || isGated(pod) {
 		t.Errorf("without a certificate a pod is gated: %v", err)
 	}
 	kubectl(t, c, "scale", "deployment/cert-manager", "--replicas=1", "-n", lab.CertManagerNamespace)
@@ -55,7 +55,7 @@ func TestPodsAreGatedByAWebhookWithACertificateOfCertManager(t *testing.T) {
 		}
 	}
 
-	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
 	deletePods(t, c, ns, "web")
 	before = comesHome(t, c, ns, "web", before, true)
 
@@ -130,7 +130,9 @@ spec: {ca: {secretName: internal}}
 `)
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: certificateFrom(false, map[string]any{})}))
 	gatesSoon(t, c, ns)
-	web := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "30m", "stayput.io/home-wait": "30m"})
+	web := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 4, Annotations: retain("30m", "stayput.io/home-wait", "30m"),
+	})
 
 	own := func() string { return authorityIn(t, c, lab.SystemNamespace, "stayput-gate") }
 	internal := func() string { return authorityIn(t, c, lab.CertManagerNamespace, "internal") }

@@ -151,10 +151,10 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 	if s := stayput(t, c, ns, "get"); s.code != 0 || s.out != "" || !strings.Contains(s.err, ns) {
 		t.Errorf("with nothing kept: %+v", s)
 	}
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
-	apply(t, c, ns, on("node-2", statefulSet("db", 2, map[string]string{
-		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
-	})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
+	deploy(t, c, ns, lab.Workload{
+		Name: "db", Replicas: 2, Annotations: retain("while-owned", "stayput.io/when-scaled", "Retain"), Node: "node-2",
+	})
 	web, db := ready(t, c, ns, "web-0"), ready(t, c, ns, "db-1")
 	ready(t, c, ns, "db-0")
 	shows(t, c, ns, "web-0", "node-1", "bound with its workload", func(r *v1alpha1.RetainedIP) bool {
@@ -209,7 +209,7 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("10m"), Node: "node-1"})
 	first := ready(t, c, ns, "web-0")
 	ready(t, c, ns, "web-1")
 	scale(t, c, ns, "web", 1)
@@ -306,7 +306,7 @@ func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...s
 func TestEveryVerbPrintsKubectlsFormats(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	stopped(t, c, ready(t, c, ns, "web-0"))
 	for _, verb := range []struct {
 		args, has string // a key of the document
@@ -350,7 +350,7 @@ func TestEveryVerbPrintsKubectlsFormats(t *testing.T) {
 func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	kept := stopped(t, c, ready(t, c, ns, "web-0"))
 	must.Do(t, c.Node("node-1").Agent.Stop(testContext(t)))
 	start := once(func() { must.Do(t, c.Node("node-1").Agent.Start(testContext(t))) })
@@ -396,9 +396,9 @@ spec:
   containers:
   - {name: web, image: %q, imagePullPolicy: Never, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}
 `
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{
-		retainIP: "while-owned", "stayput.io/when-deleted": "Retain",
-	})))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("while-owned", "stayput.io/when-deleted", "Retain"), Node: "node-1",
+	})
 	apply(t, c, ns, fmt.Sprintf(pod, "bare", "10m", lab.WebImage))
 	apply(t, c, ns, fmt.Sprintf(pod, "unowned", "while-owned", lab.WebImage))
 	kept := map[string]*v1alpha1.RetainedIP{}
@@ -438,7 +438,7 @@ spec:
 func TestCompletionOffersPodsAndNodes(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("10m"), Node: "node-1"})
 	ready(t, c, ns, "web-0")
 	ready(t, c, ns, "web-1")
 	scale(t, c, ns, "web", 1)
@@ -468,7 +468,7 @@ func TestCompletionOffersPodsAndNodes(t *testing.T) {
 func TestNodeShowsTheLedger(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("10m"), Node: "node-1"})
 	web := ready(t, c, ns, "web-0")
 	ready(t, c, ns, "web-1")
 	scale(t, c, ns, "web", 1)
@@ -519,7 +519,7 @@ func story(t *testing.T, c *lab.Cluster, ns, pod string) cli.Story {
 func TestWhatWhyPredictsForADeletedPodComesTrue(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "5m")})
 	pod := ready(t, c, ns, "web-0")
 	shows(t, c, ns, "web-0", pod.Spec.NodeName, "bound with its workload", func(r *v1alpha1.RetainedIP) bool {
 		return boundTo(pod)(r) && r.Spec.Workload != nil
@@ -595,7 +595,7 @@ func TestWhatWhyPredictsForADeletedPodComesTrue(t *testing.T) {
 func TestWhyKnowsADeletedPod(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-2", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-2"})
 	pod := ready(t, c, ns, "web-0")
 	kept := stopped(t, c, pod)
 	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
@@ -618,7 +618,7 @@ func TestWhyKnowsADeletedPod(t *testing.T) {
 func TestWhySaysWhyNothingIsPromised(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("plain", 1, nil))
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 1})
 	ready(t, c, ns, "plain-0")
 	s := story(t, c, ns, "plain-0")
 	if len(s.Promise) != 1 || !strings.Contains(s.Promise[0], "no annotation stayput.io/retain-ip") ||
@@ -744,7 +744,7 @@ func TestCheckNamesTheMissingRight(t *testing.T) {
 func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 3, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: retain("10m")})
 	for i := range 3 {
 		ready(t, c, ns, fmt.Sprintf("web-%d", i))
 	}
@@ -932,7 +932,7 @@ func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspect
 // served starts a pod on a node, from which stayput learns the network's ranges.
 func served(t *testing.T, c *lab.Cluster, ns, node string) {
 	t.Helper()
-	apply(t, c, ns, on(node, statefulSet("first", 1, nil)))
+	deploy(t, c, ns, lab.Workload{Name: "first", Replicas: 1, Node: node})
 	ready(t, c, ns, "first-0")
 }
 
@@ -1013,7 +1013,10 @@ func TestImportKeepsTheReservationsOfOpenKruisesHostLocal(t *testing.T) {
 	}
 
 	// They have their addresses again there, though the node alone says that they were there.
-	apply(t, c, ns, on("node-3", statefulSet("web", 2, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"})))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 2, Annotations: map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"},
+		Node: "node-3",
+	})
 	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
 		if p := ready(t, c, ns, pod); p.Spec.NodeName != "node-3" || p.Status.PodIP != ip {
 			t.Errorf("%s came to %s with %s", pod, p.Spec.NodeName, p.Status.PodIP)
@@ -1025,7 +1028,7 @@ func TestImportPromisesARunningPodItsAddress(t *testing.T) {
 	c := installed(t)
 	node := c.Node("node-3")
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-3", statefulSet("web", 1, nil)))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Node: "node-3"})
 	pod := ready(t, c, ns, "web-0")
 	// The patched host-local leaves the previous container in the address file after a restore.
 	address := node.Path("/var/lib/cni/networks/pods/" + pod.Status.PodIP)
@@ -1101,7 +1104,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-5f7d-x2", "node-3", "10.244.3.211", "Deployment"))
-	apply(t, c, ns, on("node-3", statefulSet("web", 0, nil)))
+	deploy(t, c, ns, lab.Workload{Name: "web", Node: "node-3"})
 
 	for pod, why := range map[string]string{
 		"web-1": "in the ranges of none", "web-5f7d-x2": "no pod of this name comes again",

@@ -39,7 +39,7 @@ func TestAPodOnANodeWronglySaidToBeOffIsHeardOrTakenDown(t *testing.T) {
 	ns := namespace(t, c)
 	witness := machine(t, c, "10.6.0.9")
 	apply(t, c, ns, pool)
-	apply(t, c, ns, pooled("web", 1))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("blue"), Unprobed: true})
 	first := ready(t, c, ns, "web-0")
 	addr := ip(t, first)
 	witness.Asks(addr)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -53,7 +54,7 @@ func withFlannel(t *testing.T, o lab.ClusterOptions) (*lab.Cluster, string) {
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
 	ns := namespace(t, c)
 	apply(t, c, ns, routedPool+"---"+nearPool)
-	apply(t, c, ns, each("client"))
+	deploy(t, c, ns, everywhere("client"))
 	clients(t, c, ns)
 	return c, ns
 }
@@ -132,28 +133,25 @@ func source(ctx context.Context, dial dial, to string) (netip.Addr, error) {
 	return from.Addr().Unmap(), err
 }
 
-// published returns the YAML of a pod on a node, with a hostPort, and its Service.
-func published(name, node, annotations string, hostPort int) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata:
-  name: %[1]s
-  labels: {app: %[1]s}
-  annotations: {%[3]s}
-spec:
-  terminationGracePeriodSeconds: 1
-  nodeSelector: {kubernetes.io/hostname: %[2]s}
-  containers:
-  - {name: web, image: %[4]s, imagePullPolicy: Never, ports: [{containerPort: %[5]s, hostPort: %[6]d}]}
----
+// publish creates a pod on a node, with a hostPort, and its Service.
+func publish(
+	t *testing.T, c *lab.Cluster, ns, name, node string, annotations map[string]string, hostPort int32,
+) {
+	t.Helper()
+	listens, err := strconv.ParseInt(port, 10, 32)
+	must.Do(t, err)
+	deploy(t, c, ns, lab.Workload{
+		Kind: "Pod", Name: name, Node: node, Annotations: annotations, Unprobed: true,
+		Container: corev1.Container{Ports: []corev1.ContainerPort{{ContainerPort: int32(listens), HostPort: hostPort}}},
+	})
+	apply(t, c, ns, fmt.Sprintf(`
 apiVersion: v1
 kind: Service
 metadata: {name: %[1]s}
 spec:
   selector: {app: %[1]s}
-  ports: [{port: 80, targetPort: %[5]s}]
----`, name, node, annotations, lab.WebImage, port, hostPort)
+  ports: [{port: 80, targetPort: %[2]s}]
+`, name, port))
 }
 
 // ordinary says which source is seen when an ordinary pod is asked, and when it asks: that of the peer or pod itself,
@@ -203,11 +201,12 @@ func sourcesOfRoutedPods(t *testing.T, o lab.ClusterOptions) {
 	c, ns := withFlannel(t, o)
 	here, there := c.Nodes[0], c.Nodes[1]
 	client := clients(t, c, ns)
-	apply(t, c, ns, published("plain", here.Name, "", 7700)+published("other", here.Name, "", 7705)+
-		published("far", here.Name, "stayput.io/pools: far", 7701)+
-		published("near", here.Name, "stayput.io/pools: near", 7702)+
-		published("far2", there.Name, "stayput.io/pools: far", 7703)+
-		published("near2", there.Name, "stayput.io/pools: near", 7704))
+	publish(t, c, ns, "plain", here.Name, nil, 7700)
+	publish(t, c, ns, "other", here.Name, nil, 7705)
+	publish(t, c, ns, "far", here.Name, pools("far"), 7701)
+	publish(t, c, ns, "near", here.Name, pools("near"), 7702)
+	publish(t, c, ns, "far2", there.Name, pools("far"), 7703)
+	publish(t, c, ns, "near2", there.Name, pools("near"), 7704)
 	outside := machine(t, c, "172.30.0.9")
 	const outsideIP = "172.30.0.9"
 	pods, dials := map[string]*corev1.Pod{}, map[string]dial{}
@@ -403,7 +402,7 @@ func TestRoutedAddressesOutliveFlanneld(t *testing.T) {
 func outlivesFlanneld(t *testing.T, o lab.ClusterOptions) {
 	c, ns := withFlannel(t, o)
 	all := around{t, c, ns, machine(t, c, "172.30.0.9"), true}
-	apply(t, c, ns, asking("web", 1, "stayput.io/pools: far"))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("far"), Unprobed: true})
 	pod := ready(t, c, ns, "web-0")
 	all.reach(pod, "")
 	load := askAlways(t, c, ns, "web-0", ip(t, pod))
@@ -490,7 +489,7 @@ func TestSixtyPodsLeaveANodeAtOnce(t *testing.T) {
 	for _, n := range c.Nodes[1:] {
 		kubectl(t, c, "cordon", n.Name)
 	}
-	apply(t, c, ns, asking("web", sixty, "stayput.io/pools: far"))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: sixty, Annotations: pools("far"), Unprobed: true})
 	before := places(t, c, ns, "web", sixty, nil)
 	for _, n := range c.Nodes[1:] {
 		kubectl(t, c, "uncordon", n.Name)
@@ -521,13 +520,13 @@ func outlivesAllNodes(t *testing.T, o lab.ClusterOptions) {
 	c, ns := withFlannel(t, o)
 	outside := machine(t, c, "172.30.0.9")
 	const each = 8
-	pools := []string{"far", "near"}
-	for _, name := range pools {
-		apply(t, c, ns, asking(name, each, "stayput.io/pools: "+name))
+	both := []string{"far", "near"}
+	for _, name := range both {
+		deploy(t, c, ns, lab.Workload{Name: name, Replicas: each, Annotations: pools(name), Unprobed: true})
 	}
 	all := func() map[string]*corev1.Pod {
 		pods := map[string]*corev1.Pod{}
-		for _, name := range pools {
+		for _, name := range both {
 			maps.Copy(pods, places(t, c, ns, name, each, nil))
 		}
 		return pods

@@ -10,13 +10,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
-
-const retainIP = "stayput.io/retain-ip"
 
 // place is where a pod is.
 type place struct{ node, ip string }
@@ -59,20 +58,12 @@ func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
 
 // tilted starts the pods of a StatefulSet on two nodes only, so that the scheduler would rather have them on the third,
 // emptier one.
-func tilted(
-	t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotations map[string]string,
-) map[string]*corev1.Pod {
-	t.Helper()
-	return tiltedBy(t, c, ns, name, replicas, statefulSet(name, replicas, annotations))
-}
-
-// tiltedBy is tilted with the YAML of the StatefulSet.
-func tiltedBy(t *testing.T, c *lab.Cluster, ns, name string, replicas int, yaml string) map[string]*corev1.Pod {
+func tilted(t *testing.T, c *lab.Cluster, ns string, w lab.Workload) map[string]*corev1.Pod {
 	t.Helper()
 	kubectl(t, c, "cordon", "node-3")
 	defer kubectl(t, c, "uncordon", "node-3")
-	apply(t, c, ns, yaml)
-	pods := places(t, c, ns, name, replicas, nil)
+	deploy(t, c, ns, w)
+	pods := places(t, c, ns, w.Name, w.Replicas, nil)
 	for _, pod := range pods {
 		if pod.Spec.NodeName == "node-3" {
 			t.Fatalf("%s is on the node that should be empty", pod.Name)
@@ -82,7 +73,7 @@ func tiltedBy(t *testing.T, c *lab.Cluster, ns, name string, replicas int, yaml 
 }
 
 // startedOn starts the only pod of a StatefulSet on a node without pinning it there.
-func startedOn(t *testing.T, c *lab.Cluster, ns, name, node, yaml string) *corev1.Pod {
+func startedOn(t *testing.T, c *lab.Cluster, ns, node string, w lab.Workload) *corev1.Pod {
 	t.Helper()
 	for _, n := range c.Nodes {
 		if n.Name != node {
@@ -90,8 +81,8 @@ func startedOn(t *testing.T, c *lab.Cluster, ns, name, node, yaml string) *corev
 			defer kubectl(t, c, "uncordon", n.Name)
 		}
 	}
-	apply(t, c, ns, yaml)
-	return ready(t, c, ns, name+"-0")
+	deploy(t, c, ns, w)
+	return ready(t, c, ns, w.Name+"-0")
 }
 
 // saysOf waits for an Event with a reason about an object and returns its message.
@@ -163,7 +154,7 @@ func wentElsewhere(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) *c
 func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 12, map[string]string{retainIP: "10m"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 12, Annotations: retain("10m")})
 	for range 3 {
 		deletePods(t, c, ns, "web")
 		after := places(t, c, ns, "web", 12, before)
@@ -175,7 +166,9 @@ func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
 func TestPodsThatPreferTheirHomeComeHomeThoughOtherNodesAreEmptier(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 12, map[string]string{retainIP: "10m", "stayput.io/home": "Preferred"})
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 12, Annotations: retain("10m", "stayput.io/home", "Preferred"),
+	})
 	for range 3 {
 		deletePods(t, c, ns, "web")
 		after := places(t, c, ns, "web", 12, before)
@@ -192,18 +185,15 @@ func TestPodsThatPreferTheirHomeComeHomeThoughOtherNodesAreEmptier(t *testing.T)
 func TestAPodThatPrefersAFullHomeGoesElsewhereAtOnce(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	away := `      terminationGracePeriodSeconds: 1
-      affinity:
-        podAntiAffinity:
-          requiredDuringSchedulingIgnoredDuringExecution:
-          - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: guest}}}
-`
-	before := tiltedBy(t, c, ns, "web", 1, strings.Replace(
-		statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home": "Preferred"}),
-		"      terminationGracePeriodSeconds: 1\n", away, 1))["web-0"]
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home", "Preferred"),
+		Pod: corev1.PodSpec{Affinity: &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{apartFrom("guest")},
+		}}},
+	})["web-0"]
 	scale(t, c, ns, "web", 0)
 	until(t, "web-0 to end", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
-	apply(t, c, ns, on(before.Spec.NodeName, statefulSet("guest", 1, nil)))
+	deploy(t, c, ns, lab.Workload{Name: "guest", Replicas: 1, Node: before.Spec.NodeName})
 	ready(t, c, ns, "guest-0")
 	scale(t, c, ns, "web", 1)
 	after := ready(t, c, ns, "web-0")
@@ -215,7 +205,9 @@ func TestAPodThatPrefersAFullHomeGoesElsewhereAtOnce(t *testing.T) {
 func TestARolloutKeepsNodesAndAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 3, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"})
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 3, Annotations: map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"},
+	})
 	kubectl(t, c, "set", "env", "statefulset/web", "ROLLED=yes", "-n", ns)
 	cameHome(t, before, places(t, c, ns, "web", 3, before))
 }
@@ -224,8 +216,10 @@ func TestAPodThatWasNeverReadyComesHome(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	kubectl(t, c, "cordon", "node-3")
-	apply(t, c, ns, strings.ReplaceAll(statefulSet("crash", 4, map[string]string{retainIP: "10m"}),
-		"readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}", `command: ["/nosuchfile"]`))
+	deploy(t, c, ns, lab.Workload{
+		Name: "crash", Replicas: 4, Annotations: retain("10m"),
+		Container: corev1.Container{Command: []string{"/nosuchfile"}},
+	})
 	started := func(before map[string]*corev1.Pod) map[string]*corev1.Pod {
 		pods := map[string]*corev1.Pod{}
 		for i := range 4 {
@@ -248,21 +242,29 @@ func TestNodeAffinityJoinsThatOfThePodAndOfAnotherPolicy(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	// With four pods on two nodes, the anti-affinity would rather move at least two of them.
-	yaml := statefulSet("web", 4, map[string]string{retainIP: "10m"})
-	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(yaml, "      terminationGracePeriodSeconds: 1\n",
-		`      terminationGracePeriodSeconds: 1
-      affinity:
-        podAntiAffinity:
-          preferredDuringSchedulingIgnoredDuringExecution:
-          - {weight: 100, podAffinityTerm: {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: web}}}}
-        nodeAffinity:
-          preferredDuringSchedulingIgnoredDuringExecution:
-          - {weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-3]}]}}
-          requiredDuringSchedulingIgnoredDuringExecution:
-            nodeSelectorTerms:
-            - matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]
-            - matchExpressions: [{key: nosuchlabel, operator: Exists}]
-`, 1))
+	onLinux := corev1.NodeSelectorRequirement{
+		Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"},
+	}
+	labelled := corev1.NodeSelectorRequirement{Key: "nosuchlabel", Operator: corev1.NodeSelectorOpExists}
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 4, Annotations: retain("10m"),
+		Pod: corev1.PodSpec{Affinity: &corev1.Affinity{
+			PodAntiAffinity: &corev1.PodAntiAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
+					Weight: 100, PodAffinityTerm: apartFrom("web"),
+				}},
+			},
+			NodeAffinity: &corev1.NodeAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: rather(100, "node-3"),
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+					NodeSelectorTerms: []corev1.NodeSelectorTerm{
+						{MatchExpressions: []corev1.NodeSelectorRequirement{onLinux}},
+						{MatchExpressions: []corev1.NodeSelectorRequirement{labelled}},
+					},
+				},
+			},
+		}},
+	})
 	_, err := c.Kubectl(testContext(t), fmt.Sprintf(`
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -339,6 +341,22 @@ spec: {policyName: %[1]s}
 }
 
 // named matches a node by its name.
+// apartFrom is a term by which pods are on other nodes than those of an app.
+func apartFrom(app string) corev1.PodAffinityTerm {
+	return corev1.PodAffinityTerm{
+		TopologyKey: hostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+	}
+}
+
+// rather are terms by which pods prefer a node.
+func rather(weight int32, node string) []corev1.PreferredSchedulingTerm {
+	return []corev1.PreferredSchedulingTerm{{Weight: weight, Preference: corev1.NodeSelectorTerm{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{
+			Key: hostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+		}},
+	}}}
+}
+
 func named(node string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{
 		Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
@@ -348,7 +366,7 @@ func named(node string) corev1.NodeSelectorRequirement {
 func TestAConflictingNodeSelectorIsReportedNotOverwritten(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})["web-0"]
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m")})["web-0"]
 	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p",
 		`{"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-3"}}}}}`)
 	after := successor(t, c, before)
@@ -387,7 +405,7 @@ func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 		t.Run(away.name, func(t *testing.T) {
 			c := installed(t)
 			ns := namespace(t, c)
-			before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})
+			before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m")})
 			was := before["web-0"]
 			run := func(args []string) {
 				args = slices.Clone(args)
@@ -412,7 +430,9 @@ func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 func TestAPodGoesElsewhereAfterWaitingForItsHome(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"})["web-0"]
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "5s"),
+	})["web-0"]
 	kubectl(t, c, "cordon", before.Spec.NodeName)
 	defer kubectl(t, c, "uncordon", before.Spec.NodeName)
 	deletePods(t, c, ns, "web")
@@ -441,7 +461,9 @@ func TestAPodGoesElsewhereAfterWaitingForItsHome(t *testing.T) {
 func TestAnAddressExpiresOnTimeAfterItsPodWentElsewhere(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "15s", "stayput.io/home-wait": "5s"})["web-0"]
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("15s", "stayput.io/home-wait", "5s"),
+	})["web-0"]
 	kubectl(t, c, "taint", "node", before.Spec.NodeName, "dedicated=batch:NoSchedule")
 	defer kubectl(t, c, "taint", "node", before.Spec.NodeName, "dedicated-")
 	deletePods(t, c, ns, "web")
@@ -468,14 +490,16 @@ func scheduledAt(pod *corev1.Pod) time.Time {
 func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	yaml := strings.Replace(statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "10m"}),
-		"imagePullPolicy: Never", "imagePullPolicy: Never\n"+
-			"        resources: {requests: {example.com/seat: 1}, limits: {example.com/seat: 1}}", 1)
+	seat := corev1.ResourceList{"example.com/seat": resource.MustParse("1")}
+	web := lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "10m"),
+		Container: corev1.Container{Resources: corev1.ResourceRequirements{Requests: seat, Limits: seat}},
+	}
 	for _, node := range []string{"node-1", "node-2"} { // one seat each
 		kubectl(t, c, "patch", "node", node, "--subresource=status", "--type=merge", "-p",
 			`{"status": {"capacity": {"example.com/seat": "1"}}}`)
 	}
-	apply(t, c, ns, yaml)
+	deploy(t, c, ns, web)
 	before := ready(t, c, ns, "web-0")
 	t.Cleanup(func() {
 		for _, node := range []string{"node-1", "node-2"} {
@@ -484,8 +508,9 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 			must.Do(t, err)
 		}
 	})
-	taker := strings.ReplaceAll(strings.Replace(yaml, "name: web\n", "name: taker\n", 1), "{app: web}", "{app: taker}")
-	apply(t, c, ns, on(before.Spec.NodeName, strings.Replace(taker, "replicas: 1", "replicas: 0", 1)))
+	taker := web
+	taker.Name, taker.Replicas, taker.Node = "taker", 0, before.Spec.NodeName
+	deploy(t, c, ns, taker)
 	// takeSeat gives the seat at home to another pod while web-0 is away.
 	takeSeat := func() (waiting *corev1.Pod) {
 		t.Helper()
@@ -538,7 +563,7 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 func TestPodsNeitherAnnotatedNorRecordedAreLeftAlone(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("plain", 2, nil))
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 2})
 	before := places(t, c, ns, "plain", 2, nil)
 	deletePods(t, c, ns, "plain")
 	for name, pod := range places(t, c, ns, "plain", 2, before) {
@@ -550,7 +575,7 @@ func TestPodsNeitherAnnotatedNorRecordedAreLeftAlone(t *testing.T) {
 		t.Errorf("%d requests for these pods: %q", len(all), all)
 	}
 	// The log does show requests.
-	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m")})
 	ready(t, c, ns, "web-0")
 	if all := calls(t, c, ns); !slices.Contains(all, "patch pods  web-0") {
 		t.Errorf("the log of a gated pod has %q", all)
@@ -560,8 +585,9 @@ func TestPodsNeitherAnnotatedNorRecordedAreLeftAlone(t *testing.T) {
 func TestAWaitingPodIsPlacedOnceItsAddressIsReleased(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 1,
-		map[string]string{retainIP: "while-owned", "stayput.io/home-wait": "retention"})["web-0"]
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("while-owned", "stayput.io/home-wait", "retention"),
+	})["web-0"]
 	shows(t, c, ns, before.Name, before.Spec.NodeName, "bound", boundTo(before))
 	kubectl(t, c, "cordon", before.Spec.NodeName)
 	defer kubectl(t, c, "uncordon", before.Spec.NodeName)

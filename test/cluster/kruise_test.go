@@ -201,7 +201,7 @@ func TestEitherVersionOfOpenKruisesDefinitionMayComeFirstOrLater(t *testing.T) {
 	}
 
 	// The record has the fields of their definition, and is not written again and again for those that it lacks.
-	apply(t, c, ns, statefulSet("db", 3, nil))
+	deploy(t, c, ns, lab.Workload{Name: "db", Replicas: 3})
 	apply(t, c, ns, `
 apiVersion: apps.kruise.io/v1alpha1
 kind: PersistentPodState
@@ -213,7 +213,7 @@ spec:
 	recorded := comesTo(t, c, ns, "db", "recorded", all(3))
 	comeHome := func(name string) {
 		t.Helper()
-		apply(t, c, ns, statefulSet(name, 2, map[string]string{retainIP: "1h"}))
+		deploy(t, c, ns, lab.Workload{Name: name, Replicas: 2, Annotations: retain("1h")})
 		before := places(t, c, ns, name, 2, nil)
 		deletePods(t, c, ns, name)
 		cameHome(t, before, places(t, c, ns, name, 2, before))
@@ -231,7 +231,7 @@ spec:
 	theirs = definition()
 	placed := func(name, version, keys string) {
 		t.Helper()
-		apply(t, c, ns, statefulSet(name, 2, nil))
+		deploy(t, c, ns, lab.Workload{Name: name, Replicas: 2})
 		before := places(t, c, ns, name, 2, nil)
 		until(t, "the version "+version, func(ctx context.Context) bool { // it is served after a moment
 			_, err = c.Kubectl(ctx, fmt.Sprintf(`

@@ -49,7 +49,7 @@ func stream(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 		for i := 0; ctx.Err() == nil; i++ {
 			pod := &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{
-					Name: fmt.Sprintf("stream-%d", i), Annotations: map[string]string{retainIP: "10m"},
+					Name: fmt.Sprintf("stream-%d", i), Annotations: retain("10m"),
 				},
 				Spec: corev1.PodSpec{
 					NodeSelector: map[string]string{"no": "node"},
@@ -178,12 +178,12 @@ func unique(t *testing.T, c *lab.Cluster) {
 
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 	t.Parallel()
-	deploy, err := filepath.Abs("../../deploy")
+	folder, err := filepath.Abs("../../deploy")
 	must.Do(t, err)
 	product, err := buildOnce(t.Context())
 	must.Do(t, err)
-	install, gates := filepath.Join(deploy, "install.yaml"), filepath.Join(deploy, "gate-policies.yaml")
-	definitions, ofOpenKruise := filepath.Join(deploy, "crds.yaml"), filepath.Join(deploy, "persistentpodstates.yaml")
+	install, gates := filepath.Join(folder, "install.yaml"), filepath.Join(folder, "gate-policies.yaml")
+	definitions, ofOpenKruise := filepath.Join(folder, "crds.yaml"), filepath.Join(folder, "persistentpodstates.yaml")
 	for _, how := range []struct {
 		name           string
 		install, again lab.InstallOptions
@@ -214,7 +214,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 					t.Errorf("the node without an agent: %v", err)
 				}
 				// The documented command cleans it up.
-				version, err := lab.ChartVersion(filepath.Join(deploy, "chart"))
+				version, err := lab.ChartVersion(filepath.Join(folder, "chart"))
 				must.Do(t, err)
 				t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin",
 					"--image="+lab.ProductImage+":"+version, "--", "/stayput-agent", "uninstall", "--root=/proc/1/root"))
@@ -244,15 +244,17 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			ns := namespace(t, c)
 
 			// There are running pods, retained addresses, and pods that wait for a home that cannot take them.
-			apply(t, c, ns, statefulSet("web", 6, map[string]string{retainIP: "1h"}))
-			apply(t, c, ns, statefulSet("plain", 3, nil))
-			apply(t, c, ns, statefulSet("kept", 3, map[string]string{retainIP: "1h"}))
+			deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("1h")})
+			deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 3})
+			deploy(t, c, ns, lab.Workload{Name: "kept", Replicas: 3, Annotations: retain("1h")})
 			web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
 			places(t, c, ns, "kept", 3, nil)
 			const waiting = 12
 			kubectl(t, c, "cordon", "node-1")
 			kubectl(t, c, "cordon", "node-2")
-			apply(t, c, ns, statefulSet("waits", waiting, map[string]string{retainIP: "1h", "stayput.io/home-wait": "1h"}))
+			deploy(t, c, ns, lab.Workload{
+				Name: "waits", Replicas: waiting, Annotations: retain("1h", "stayput.io/home-wait", "1h"),
+			})
 			waits := places(t, c, ns, "waits", waiting, nil)
 			kubectl(t, c, "uncordon", "node-1")
 			kubectl(t, c, "uncordon", "node-2")

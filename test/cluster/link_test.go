@@ -78,7 +78,7 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 
 	// 1. A new address: both pods start, with others.
 	apply(t, c, ns, pool)
-	apply(t, c, ns, pooled("web", 2))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
 	var first, conflict string
 	until(t, "the quarantine", func(context.Context) bool {
 		for name, ip := range podIPs(t, c) {
@@ -169,7 +169,7 @@ func TestNeighboursOfAPodThatMovesLearnItsNewPlaceAtOnce(t *testing.T) {
 		}
 	}
 	only(c.Nodes[1].Name)
-	apply(t, c, ns, pooled("web", 1))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("blue"), Unprobed: true})
 	pod := ready(t, c, ns, "web-0")
 	addr := ip(t, pod)
 	for _, to := range []int{2, 1, 0, 2} { // from bridge to bridge and back, to macvlan, and to a bridge

@@ -53,8 +53,10 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 		gatesSoon(t, c, ns)
 		comeHome := func() {}
 		if helm == "uninstalls" { // once is enough
-			before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
-			recordedOnes := tilted(t, c, ns, "node-only", 4, map[string]string{"stayput.io/home": "Required"})
+			before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
+			recordedOnes := tilted(t, c, ns, lab.Workload{
+				Name: "node-only", Replicas: 4, Annotations: map[string]string{"stayput.io/home": "Required"},
+			})
 			recorded(t, c, ns, "node-only", recordedOnes)
 			comeHome = func() {
 				deletePods(t, c, ns, "web")

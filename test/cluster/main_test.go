@@ -23,15 +23,17 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -236,41 +238,30 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 	return made.Name
 }
 
-// statefulSet returns the YAML of a StatefulSet of the web image, with annotations for its pods.
-func statefulSet(name string, replicas int, annotations map[string]string) string {
-	var notes strings.Builder
-	for key, value := range annotations {
-		fmt.Fprintf(&notes, "\n        %s: %q", key, value)
-	}
-	if notes.Len() == 0 {
-		notes.WriteString(" {}")
-	}
-	return fmt.Sprintf(`
-apiVersion: apps/v1
-kind: StatefulSet
-metadata:
-  name: %[1]s
-spec:
-  serviceName: %[1]s
-  replicas: %[2]d
-  podManagementPolicy: Parallel
-  selector:
-    matchLabels: {app: %[1]s}
-  template:
-    metadata:
-      labels: {app: %[1]s}
-      annotations:%[3]s
-    spec:
-      terminationGracePeriodSeconds: 1
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: %[1]s}}}
-      containers:
-      - name: web
-        image: %[4]s
-        imagePullPolicy: Never
-        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
-`, name, replicas, notes.String(), lab.WebImage)
+// deploy applies a workload in a namespace.
+func deploy(t *testing.T, c *lab.Cluster, namespace string, w lab.Workload) {
+	t.Helper()
+	must.Do(t, c.Deploy(testContext(t), namespace, w))
 }
+
+const (
+	hostname = corev1.LabelHostname
+	retainIP = v1alpha1.AnnotationRetainIP
+)
+
+// retain returns the annotations of pods whose addresses are kept for that long, and more of them by name and value.
+func retain(how string, more ...string) map[string]string {
+	all := map[string]string{retainIP: how}
+	for pair := range slices.Chunk(more, 2) {
+		all[pair[0]] = pair[1]
+	}
+	return all
+}
+
+// pools returns the annotations of pods with addresses of pools.
+func pools(names string) map[string]string { return map[string]string{v1alpha1.AnnotationPools: names} }
+
+var recreate = appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
 
 // ready returns the pod once it is Ready.
 func ready(t *testing.T, c *lab.Cluster, namespace, name string) *corev1.Pod {

@@ -44,8 +44,8 @@ func TestPodsOfHostLocalKeepTheirAddressesWhenStayputIsInstalled(t *testing.T) {
 	c := ownCluster(t, &lab.ClusterOptions{})
 	ns := namespace(t, c)
 	// The annotation may be set before stayput is installed: it is ignored.
-	apply(t, c, ns, statefulSet("web", 6, map[string]string{retainIP: "1h"}))
-	apply(t, c, ns, statefulSet("plain", 3, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("1h")})
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 3})
 	web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
 
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))

@@ -108,7 +108,7 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 
 	// Each step moves its series.
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("10m")})
 	before := places(t, c, ns, "web", 2, nil)
 	until(t, "the pods' addresses to be published", func(context.Context) bool {
 		return retainedIP(t, c, ns, "web-0", before["web-0"].Spec.NodeName) != nil &&
@@ -206,7 +206,7 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 			`ignoring(waited) stayput_controller_pool_recalling == 0`)) == 1 &&
 			len(p.query(t, `stayput_agent_pool_answer_owed == 0`)) == 3
 	})
-	apply(t, c, ns, pooled("pooled", 2))
+	deploy(t, c, ns, lab.Workload{Name: "pooled", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
 	p.until(t, "one of two pods to wait for an address", func() bool {
 		return len(p.query(t, `stayput_controller_pool_waiting_pods{pool="blue"} == 1 and on(instance) `+
 			`stayput_controller_pool_free_addresses == 0`)) == 1 &&

@@ -52,6 +52,9 @@ spec:
     "ipam": {"type": "stayput", "pools": []}}'
 `
 
+// podNetworks is multus' annotation for the networks that a pod has besides the default one.
+const podNetworks = "k8s.v1.cni.cncf.io/networks"
+
 // throughMultus has pods with two interfaces, each with an address of each family. multus hands no annotations on: the
 // plugin has the addresses from the agent.
 func throughMultus(t *testing.T, thick bool) {
@@ -68,8 +71,9 @@ func throughMultus(t *testing.T, thick bool) {
 	must.Do(t, c.InstallMultus(testContext(t), thick))
 	ns := namespace(t, c)
 	apply(t, c, ns, strings.Replace(twoLinks, "uplink0", lab.Uplink, 1))
-	apply(t, c, ns, strings.Replace(pooled("web", 2), "{stayput.io/pools: blue}",
-		`{stayput.io/pools: "blue,blue6,green@net1,green6@net1", k8s.v1.cni.cncf.io/networks: vlan20}`, 1))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Unprobed: true, Annotations: map[string]string{
+		"stayput.io/pools": "blue,blue6,green@net1,green6@net1", podNetworks: "vlan20",
+	}})
 
 	// 1. Each pod has its four addresses, where they belong.
 	pods := places(t, c, ns, "web", 2, nil)
@@ -239,20 +243,21 @@ webhooks:
 	t.Cleanup(func() { kubectlAtEnd(t, c, "delete", "mutatingwebhookconfiguration", "late") })
 	const (
 		networks = `"k8s.v1.cni.cncf.io/networks": "vlan20"`
-		pools    = `"stayput.io/pools": "blue,green@net1"`
+		all      = `"stayput.io/pools": "blue,green@net1"`
 	)
 	until(t, "the API server to know the webhook", func(ctx context.Context) bool {
-		out, err := c.Kubectl(ctx, strings.Replace(pooledOn("dry", c.Nodes[0].Name), "stayput.io/pools: blue",
-			late+`: '{"seen": "yes"}'`, 1), "create", "--dry-run=server", "-n", ns, "-o", "yaml", "-f", "-")
-		return err == nil && strings.Contains(out, "seen: ")
+		dry := lab.Workload{Kind: "Pod", Name: "dry", Annotations: map[string]string{late: `{"seen": "yes"}`}}
+		is, err := c.Client().CoreV1().Pods(ns).Create(ctx, dry.Object(ns).(*corev1.Pod), //nolint:forcetypeassert // it is
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err == nil && is.Annotations["seen"] != ""
 	})
-	for name, annotations := range map[string]string{
-		"all":     late + `: '{` + networks + `, ` + pools + `}'`, // no policy has gated it
-		"network": late + `: '{` + networks + `}', ` + pools,
-		"more":    late + `: '{` + networks + `, ` + pools + `}', stayput.io/pools: blue`,
-		"nothing": late + `: '{` + networks + `}', stayput.io/pools: blue`,
+	for name, annotations := range map[string]map[string]string{
+		"all":     {late: `{` + networks + `, ` + all + `}`}, // no policy has gated it
+		"network": {late: `{` + networks + `}`, "stayput.io/pools": "blue,green@net1"},
+		"more":    {late: `{` + networks + `, ` + all + `}`, "stayput.io/pools": "blue"},
+		"nothing": {late: `{` + networks + `}`, "stayput.io/pools": "blue"},
 	} {
-		apply(t, c, ns, asking(name, 1, annotations))
+		deploy(t, c, ns, lab.Workload{Name: name, Replicas: 1, Annotations: annotations, Unprobed: true})
 	}
 	has := func(name string) (pod *corev1.Pod, addrs map[string]string) {
 		t.Helper()

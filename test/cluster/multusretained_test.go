@@ -41,9 +41,6 @@ spec:
     "ipam": {"type": "stayput", "subnet": "10.8.0.0/16"}}'
 `
 
-// podNetworks is multus' annotation for the networks that a pod has besides the default one.
-const podNetworks = "k8s.v1.cni.cncf.io/networks"
-
 // setLan writes a node's part of the network lan, as its administrator does.
 func setLan(t *testing.T, n *lab.ClusterNode, ipam string) {
 	t.Helper()
@@ -69,7 +66,7 @@ func keepThroughMultus(t *testing.T, thick bool) {
 	must.Do(t, c.InstallMultus(testContext(t), thick))
 	ns := namespace(t, c)
 	apply(t, c, ns, strings.Replace(secondNetworks, "uplink0", lab.Uplink, 1))
-	apply(t, c, ns, statefulSet("web", 3, map[string]string{retainIP: "1h", podNetworks: "lan"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: retain("1h", podNetworks, "lan")})
 	web := places(t, c, ns, "web", 3, nil)
 
 	// 1. Stayput comes under pods that run, and is theirs once multus has been restarted.
@@ -97,7 +94,7 @@ func keepThroughMultus(t *testing.T, thick bool) {
 			t.Errorf("of %s are kept %v, and it had %v", name, r.Status.IPs, want)
 		}
 	}
-	apply(t, c, ns, statefulSet("other", 3, map[string]string{podNetworks: "lan"}))
+	deploy(t, c, ns, lab.Workload{Name: "other", Replicas: 3, Annotations: map[string]string{podNetworks: "lan"}})
 	for name, has := range interfaces(t, c, places(t, c, ns, "other", 3, nil)) {
 		for _, kept := range had {
 			if has["eth0"] == kept["eth0"] || has["net1"] == kept["net1"] {
@@ -143,7 +140,7 @@ func keepThroughMultus(t *testing.T, thick bool) {
 		must.Do(t, n.RestartMultus(testContext(t)))
 	}
 	withoutStayput()
-	apply(t, c, ns, statefulSet("late", 3, map[string]string{podNetworks: "lan"}))
+	deploy(t, c, ns, lab.Workload{Name: "late", Replicas: 3, Annotations: map[string]string{podNetworks: "lan"}})
 	late := places(t, c, ns, "late", 3, nil)
 	reachesAt(t, c, web["web-0"], late["late-1"], interfaces(t, c, late)["late-1"]["net1"])
 
@@ -215,12 +212,12 @@ func replaced(t *testing.T, c *lab.Cluster, ns string, web map[string]*corev1.Po
 func askForAddresses(t *testing.T, c *lab.Cluster, ns string) {
 	t.Helper()
 	const kept, ordinary = "10.8.0.50", "10.8.0.60"
-	apply(t, c, ns, statefulSet("fixed", 1, map[string]string{
+	deploy(t, c, ns, lab.Workload{Name: "fixed", Replicas: 1, Annotations: map[string]string{
 		retainIP: "1h", podNetworks: `[{"name": "fixed", "ips": ["` + kept + `/16"]}]`,
-	}))
-	apply(t, c, ns, statefulSet("plain", 1, map[string]string{
+	}})
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 1, Annotations: map[string]string{
 		podNetworks: `[{"name": "fixed", "cni-args": {"ips": ["` + ordinary + `"]}}]`,
-	}))
+	}})
 	both := func(before map[string]*corev1.Pod) map[string]*corev1.Pod {
 		t.Helper()
 		pods := places(t, c, ns, "fixed", 1, before)
@@ -243,9 +240,9 @@ func askForAddresses(t *testing.T, c *lab.Cluster, ns string) {
 	node := pods["fixed-0"].Spec.NodeName
 	refused := func(name, asks, says string) {
 		t.Helper()
-		apply(t, c, ns, on(node, statefulSet(name, 1, map[string]string{
+		deploy(t, c, ns, lab.Workload{Name: name, Replicas: 1, Annotations: map[string]string{
 			podNetworks: `[{"name": "fixed", "ips": ["` + asks + `"]}]`,
-		})))
+		}, Node: node})
 		eventOn(t, c, ns, name+"-0", "FailedCreatePodSandBox", says)
 	}
 	refused("same", kept+"/16", kept+" is taken by pod fixed-0")

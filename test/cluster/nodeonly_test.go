@@ -7,12 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -35,7 +33,9 @@ func TestPodsKeepTheirNodesWithoutAgents(t *testing.T) {
 	ns := namespace(t, c)
 	for _, how := range []string{"Required", "Preferred"} {
 		name := strings.ToLower(how)
-		before := tilted(t, c, ns, name, 6, map[string]string{"stayput.io/home": how})
+		before := tilted(t, c, ns, lab.Workload{
+			Name: name, Replicas: 6, Annotations: map[string]string{"stayput.io/home": how},
+		})
 		for range 2 {
 			recorded(t, c, ns, name, before)
 			deletePods(t, c, ns, name)
@@ -68,9 +68,8 @@ func TestPodsKeepTheirNodesWithoutAgents(t *testing.T) {
 	as.WarningHandler = h
 	client, err := kubernetes.NewForConfig(as)
 	must.Do(t, err)
-	var kept appsv1.StatefulSet
-	must.Do(t, yaml.Unmarshal([]byte(statefulSet("kept", 1, map[string]string{retainIP: "10m"})), &kept))
-	_, err = client.AppsV1().StatefulSets(ns).Create(ctx, &kept, metav1.CreateOptions{})
+	kept := lab.Workload{Name: "kept", Replicas: 1, Annotations: retain("10m")}
+	_, err = client.AppsV1().StatefulSets(ns).Create(ctx, kept.StatefulSet(ns), metav1.CreateOptions{})
 	must.Do(t, err)
 	if !h.says("set stayput.io/home instead of stayput.io/retain-ip") {
 		t.Errorf("it warns of %q", h.warnings)

@@ -21,21 +21,17 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// recordedSet is statefulSet with a PersistentPodState instead of annotations of its pods, which lose their addresses
-// but not their nodes.
-func recordedSet(name string, replicas int, topology string) string {
-	return workloadAnnotated(statefulSet(name, replicas, nil), map[string]string{auto: "true", topology: hostname})
-}
-
 func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"})
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 2, Annotations: retain("10m", "stayput.io/home-wait", "5m"),
+	})
 	was := before["web-0"]
 	node := c.Node(was.Spec.NodeName)
-	hasty := startedOn(t, c, ns, "hasty", node.Name, statefulSet("hasty", 1, map[string]string{
-		retainIP: "10m", "stayput.io/home-wait": "5s",
-	}))
+	hasty := startedOn(t, c, ns, node.Name, lab.Workload{
+		Name: "hasty", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "5s"),
+	})
 	must.Do(t, node.PowerLoss())
 	must.Do(t, c.WaitNotReady(testContext(t), node))
 	// The pods are deleted by force, as an operator would; the successor of web-0 must not start elsewhere.
@@ -59,7 +55,9 @@ func TestPodsDoNotWaitForADeletedNode(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	// Without a kubelet, a deleted node does not come back.
-	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "retention"})["web-0"]
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "retention"),
+	})["web-0"]
 	node := c.Node(before.Spec.NodeName)
 	must.Do(t, node.Kubelet.Stop())
 	kubectl(t, c, "delete", "node", node.Name)
@@ -85,12 +83,12 @@ func TestPodsDoNotWaitForADeletedNode(t *testing.T) {
 func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 3, map[string]string{retainIP: "10m"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: retain("10m")})
 	must.Do(t, c.Controllers.Stop(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
 	deletePods(t, c, ns, "web")
-	apply(t, c, ns, statefulSet("plain", 2, nil))
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 2})
 	places(t, c, ns, "plain", 2, nil)
 	for name, was := range before {
 		until(t, "a gated "+name, func(context.Context) bool {
@@ -114,7 +112,7 @@ func onceStarted(t *testing.T, c *lab.Cluster) func() {
 func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
 	kubectl(t, c, "set", "env", "statefulset/web", "ROLLED=yes", "-n", ns)
 	for i := range 4 {
 		must.Do(t, c.Controllers.KillOne(testContext(t), i%2))
@@ -139,8 +137,8 @@ func noneGated(t *testing.T, c *lab.Cluster) {
 func TestAnAPIServerRestartDuringReplacementsLosesNothing(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
-	apply(t, c, ns, recordedSet("plain", 2, "kruise.io/required-persistent-topology"))
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 4, Annotations: retain("10m")})
+	deploy(t, c, ns, lab.Workload{Name: "plain", Replicas: 2, Own: requiresNode})
 	recorded := places(t, c, ns, "plain", 2, nil)
 	until(t, "both pods to be recorded", func(context.Context) bool {
 		return kubectl(t, c, "get", "persistentpodstate", "plain", "-n", ns, "-o", "jsonpath={.status.recorded}",
@@ -172,11 +170,11 @@ func TestUngateAllUngatesEveryPod(t *testing.T) {
 	ns := namespace(t, c)
 	must.Do(t, c.Controllers.Stop(testContext(t)))
 	defer onceStarted(t, c)()
-	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}),
-		"      terminationGracePeriodSeconds: 1\n",
-		"      terminationGracePeriodSeconds: 1\n      schedulingGates: [{name: example.com/other}]\n", 1)
-	apply(t, c, ns, yaml)
-	apply(t, c, ns, statefulSet("free", 3, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 3, Annotations: retain("10m"),
+		Pod: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: "example.com/other"}}},
+	})
+	deploy(t, c, ns, lab.Workload{Name: "free", Replicas: 3, Annotations: retain("10m")})
 	gated := func(name string) bool {
 		pod := getPod(t, c, ns, name)
 		return pod != nil && isGated(pod)
@@ -244,7 +242,7 @@ func TestAPodReplacedBeforeItsAddressIsPublishedComesHome(t *testing.T) {
 	})
 	t.Cleanup(start)
 	kubectl(t, c, "cordon", "node-3")
-	apply(t, c, ns, statefulSet("web", 4, map[string]string{retainIP: "10m"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 4, Annotations: retain("10m")})
 	names := []string{"web-0", "web-1", "web-2", "web-3"}
 	for _, name := range names {
 		until(t, name+" to have a node", func(context.Context) bool {
@@ -292,11 +290,11 @@ func TestAPodReplacedBeforeItsAddressIsPublishedComesHome(t *testing.T) {
 func TestAnInstallationDeletedForAMomentEndsNoPromise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
-	owned := tilted(t, c, ns, "owned", 2, map[string]string{
-		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 4, Annotations: retain("10m")})
+	owned := tilted(t, c, ns, lab.Workload{
+		Name: "owned", Replicas: 2, Annotations: retain("while-owned", "stayput.io/when-scaled", "Retain"),
 	})
-	apply(t, c, ns, recordedSet("recorded", 1, required))
+	deploy(t, c, ns, lab.Workload{Name: "recorded", Replicas: 1, Own: requiresNode})
 	gated := func(context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.recorded") }
 	until(t, "recorded pods to be gated", gated)
 	scale(t, c, ns, "web", 0)
@@ -328,7 +326,7 @@ func TestAnInstallationDeletedForAMomentEndsNoPromise(t *testing.T) {
 		})
 		must.Do(t, n.WaitCNI(testContext(t)))
 	}
-	apply(t, c, ns, statefulSet("guest", 6, nil))
+	deploy(t, c, ns, lab.Workload{Name: "guest", Replicas: 6})
 	guests := places(t, c, ns, "guest", 6, nil)
 	putBack()
 
@@ -356,7 +354,7 @@ func TestAnInstallationDeletedForAMomentEndsNoPromise(t *testing.T) {
 func TestPodsComeHomeAfterAKubeletRestartAndCrashedContainersStay(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 4, Annotations: retain("10m")})
 	node := c.Node(before["web-0"].Spec.NodeName)
 	must.Do(t, node.KillContainer(testContext(t), before["web-0"], "web"))
 	crashed := before["web-0"]

@@ -23,16 +23,16 @@ var kept = []struct {
 	annotations     map[string]string
 	scaled, deleted bool // whether they are kept
 }{
-	{"a duration", map[string]string{retainIP: "10m"}, true, true},
+	{"a duration", retain("10m"), true, true},
 	{"a duration, released when scaled",
-		map[string]string{retainIP: "10m", "stayput.io/when-scaled": "Release"}, false, true},
+		retain("10m", "stayput.io/when-scaled", "Release"), false, true},
 	{"a duration, released when deleted",
-		map[string]string{retainIP: "10m", "stayput.io/when-deleted": "Delete"}, true, false},
-	{"while owned", map[string]string{retainIP: "while-owned"}, false, false},
+		retain("10m", "stayput.io/when-deleted", "Delete"), true, false},
+	{"while owned", retain("while-owned"), false, false},
 	{"while owned, retained when scaled",
-		map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}, true, false},
+		retain("while-owned", "stayput.io/when-scaled", "Retain"), true, false},
 	{"while owned, retained when deleted",
-		map[string]string{retainIP: "while-owned", "stayput.io/when-deleted": "Retain"}, false, true},
+		retain("while-owned", "stayput.io/when-deleted", "Retain"), false, true},
 }
 
 // freedOrKept checks that the addresses of ended pods are freed or kept.
@@ -124,7 +124,11 @@ func TestAddressesOfUnwantedPodsFollowTheirPolicy(t *testing.T) {
 	scaled := func(i int) bool { return kept[i].scaled }
 	deleted := func(i int) bool { return kept[i].deleted }
 	start := func() {
-		each(func(i int, set string) { apply(t, c, ns, statefulSet(set, 2, kept[i].annotations)) })
+		each(func(i int, set string) {
+			deploy(t, c, ns, lab.Workload{
+				Name: set, Replicas: 2, Annotations: kept[i].annotations,
+			})
+		})
 	}
 
 	kubectl(t, c, "cordon", "node-3") // later the emptiest node
@@ -148,7 +152,9 @@ func TestAddressesOfUnwantedPodsFollowTheirPolicy(t *testing.T) {
 func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("while-owned", "stayput.io/when-scaled", "Retain"),
+	})
 	pod := ready(t, c, ns, "web-0")
 	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
 	scale(t, c, ns, "web", 0)
@@ -164,26 +170,19 @@ func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
 func TestOrphansKeepTheirAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "while-owned"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("while-owned")})
 	for _, pod := range before {
 		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
 	}
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
 	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-1", metav1.DeleteOptions{}))
 	freedOrKept(t, c, ns, []*corev1.Pod{before["web-1"]}, true) // web-0 is there
-	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "while-owned"}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("while-owned")})
 	after := places(t, c, ns, "web", 2, map[string]*corev1.Pod{"web-1": before["web-1"]})
 	cameHome(t, before, after)
 	if after["web-0"].UID != before["web-0"].UID {
 		t.Error("web-0 was not adopted")
 	}
-}
-
-// deployment returns the YAML of a Deployment of the web image, with annotations for its pods.
-func deployment(name string, replicas int, annotations map[string]string) string {
-	yaml := strings.Replace(statefulSet(name, replicas, annotations), "kind: StatefulSet", "kind: Deployment", 1)
-	yaml = strings.Replace(yaml, "  serviceName: "+name+"\n", "", 1)
-	return strings.Replace(yaml, "  podManagementPolicy: Parallel\n", "", 1)
 }
 
 // deployed waits until a Deployment has n Ready pods, none of which is among those before.
@@ -225,7 +224,9 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	kubectl(t, c, "cordon", "node-3")
-	apply(t, c, ns, deployment("front", 3, map[string]string{retainIP: "while-owned", "stayput.io/identity": "front"}))
+	deploy(t, c, ns, lab.Workload{
+		Kind: "Deployment", Name: "front", Replicas: 3, Annotations: retain("while-owned", "stayput.io/identity", "front"),
+	})
 	before := deployed(t, c, ns, "front", 3, nil)
 	kubectl(t, c, "uncordon", "node-3")
 	// The controller learns the Deployment from the pod's ReplicaSet, which must still exist then.
@@ -258,7 +259,7 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 func TestWhileOwnedNeedsPodsThatKeepTheirNames(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, deployment("front", 1, map[string]string{retainIP: "while-owned"}))
+	deploy(t, c, ns, lab.Workload{Kind: "Deployment", Name: "front", Replicas: 1, Annotations: retain("while-owned")})
 	pod := deployed(t, c, ns, "front", 1, nil)[0]
 	message := saysOf(t, c, ns, "Pod", pod.Name, "WhileOwnedWithoutOrdinal")
 	if !strings.Contains(message, "stayput.io/identity") {

@@ -108,27 +108,23 @@ func untilDeleted(t *testing.T, c *lab.Cluster, ns, name string) {
 func caughtUp(t *testing.T, c *lab.Cluster, ns string) {
 	t.Helper()
 	name := "caught-up-" + rand.String(6)
-	apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), map[string]string{auto: "true", preferred: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: name, Own: prefersNode})
 	comesTo(t, c, ns, name, "to be generated", func(*kruisev1alpha1.PersistentPodState) bool { return true })
 	kubectl(t, c, "delete", "statefulset", name, "-n", ns)
 	untilDeleted(t, c, ns, name)
 }
 
 const (
-	hostname  = corev1.LabelHostname
 	auto      = kruisev1alpha1.AnnotationAutoGenerate
 	required  = kruisev1alpha1.AnnotationRequiredTopology
 	preferred = kruisev1alpha1.AnnotationPreferredTopology
 )
 
-// workloadAnnotated puts annotations on the workload itself.
-func workloadAnnotated(yaml string, annotations map[string]string) string {
-	lines := "metadata:\n  annotations:\n"
-	for _, k := range slices.Sorted(maps.Keys(annotations)) {
-		lines += fmt.Sprintf("    %s: %q\n", k, annotations[k])
-	}
-	return strings.Replace(yaml, "metadata:\n", lines, 1)
-}
+// Annotations by which a workload's pods come home without a retention.
+var (
+	requiresNode = map[string]string{auto: "true", required: hostname}
+	prefersNode  = map[string]string{auto: "true", preferred: hostname}
+)
 
 // stateFor returns the YAML of a PersistentPodState for a StatefulSet; spec has further lines of its spec.
 func stateFor(name, target, spec string) string {
@@ -181,9 +177,9 @@ func TestRecordsHoldTheNamedLabelsWhileTheirPodsAreWanted(t *testing.T) {
 	c := beside(t)
 	racks(t, c)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 5, nil), map[string]string{
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 5, Own: map[string]string{
 		auto: "true", required: rack, preferred: hostname + ", " + rack + " ,",
-	}))
+	}})
 	before := places(t, c, ns, "web", 5, nil)
 	s := comesTo(t, c, ns, "web", "to record five pods", recordsAll(5))
 	if s.Labels["stayput.io/generated"] != "true" || len(s.OwnerReferences) != 0 {
@@ -287,14 +283,12 @@ func TestRecordedPodsComeHomeAlthoughOtherNodesAreEmptier(t *testing.T) {
 	until(t, "the pods of the workload to be gated", func(ctx context.Context) bool {
 		return gates(t, c, ns, "StatefulSet.apps.web")
 	})
-	yaml := statefulSet("web", 4, map[string]string{"stayput.io/home-wait": "5s"})
-	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(yaml, "      terminationGracePeriodSeconds: 1\n",
-		`      terminationGracePeriodSeconds: 1
-      affinity:
-        nodeAffinity:
-          preferredDuringSchedulingIgnoredDuringExecution:
-          - {weight: 3, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-3]}]}}
-`, 1))
+	before := tilted(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 4, Annotations: map[string]string{"stayput.io/home-wait": "5s"},
+		Pod: corev1.PodSpec{Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: rather(3, "node-3"),
+		}}},
+	})
 	kubectl(t, c, "annotate", "pod", "web-0", "-n", ns, "kept=so", "dropped=so")
 	comesTo(t, c, ns, "by-hand", "to record the annotation", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return recordsAll(4)(s) && maps.Equal(s.Status.PodStates["web-0"].Annotations, map[string]string{"kept": "so"})
@@ -355,7 +349,7 @@ func TestTheGateFollowsTheObjects(t *testing.T) {
 		t.Helper()
 		until(t, what, func(context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.web") == want })
 	}
-	apply(t, c, ns, statefulSet("web", 0, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web"})
 	apply(t, c, ns, stateFor("a", "web", byHostname))
 	is("the pods to be gated", true)
 	apply(t, c, ns, stateFor("other", "other", byHostname))
@@ -369,8 +363,8 @@ func TestTheGateFollowsTheObjects(t *testing.T) {
 func TestTheRecordOutlivesAWorkloadDeletedWithoutItsPods(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	yaml := workloadAnnotated(statefulSet("web", 3, nil), map[string]string{auto: "true", required: hostname})
-	apply(t, c, ns, yaml)
+	web := lab.Workload{Name: "web", Replicas: 3, Own: requiresNode}
+	deploy(t, c, ns, web)
 	before := places(t, c, ns, "web", 3, nil)
 	s := comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
@@ -379,7 +373,7 @@ func TestTheRecordOutlivesAWorkloadDeletedWithoutItsPods(t *testing.T) {
 		!equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
 		t.Fatalf("with orphaned pods, the object is %+v", is)
 	}
-	apply(t, c, ns, yaml)
+	deploy(t, c, ns, web)
 	until(t, "the pods to be adopted", func(context.Context) bool {
 		pod := getPod(t, c, ns, "web-2")
 		return pod != nil && metav1.GetControllerOf(pod) != nil
@@ -410,7 +404,7 @@ func TestAHandWrittenObjectFollowsItsRetentionPolicy(t *testing.T) {
 		c := meta.FindStatusCondition(s.Status.Conditions, "Recorded")
 		return c != nil && c.Status == metav1.ConditionFalse && c.Reason == "TargetNotFound"
 	})
-	apply(t, c, ns, statefulSet("web", 5, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 5})
 	comesTo(t, c, ns, "by-hand", "to record five pods", recordsAll(5))
 	kubectl(t, c, "scale", "statefulset", "web", "--replicas=1", "-n", ns)
 	until(t, "four pods to end", func(context.Context) bool {
@@ -440,7 +434,7 @@ func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
 	apply(t, c, ns, stateFor("web", "other", byHostname))
 	apply(t, c, ns, stateFor("mine", "own", byHostname))
 	for _, name := range []string{"web", "own"} {
-		apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), map[string]string{auto: "true", preferred: rack}))
+		deploy(t, c, ns, lab.Workload{Name: name, Own: map[string]string{auto: "true", preferred: rack}})
 		saysOf(t, c, ns, "StatefulSet", name, "PersistentPodStateExists")
 	}
 	caughtUp(t, c, ns)
@@ -479,7 +473,7 @@ func TestInvalidAnnotationsAreReportedOnTheWorkload(t *testing.T) {
 		"key":   {map[string]string{auto: "true", required: "no key"}, "InvalidAnnotation", `"no key"`},
 		"wrong": {map[string]string{auto: "yes", required: hostname}, "InvalidAnnotation", `"yes"`},
 	} {
-		apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), want.annotations))
+		deploy(t, c, ns, lab.Workload{Name: name, Own: want.annotations})
 		if message := saysOf(t, c, ns, "StatefulSet", name, want.reason); !strings.Contains(message, want.says) {
 			t.Errorf("the Event says %q, not %s", message, want.says)
 		}
@@ -492,7 +486,7 @@ func TestInvalidAnnotationsAreReportedOnTheWorkload(t *testing.T) {
 func TestASecondObjectForAWorkloadIsRefusedOrIgnored(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, statefulSet("web", 1, nil))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1})
 	pod := ready(t, c, ns, "web-0")
 	apply(t, c, ns, stateFor("z-first", "web", byHostname))
 	comesTo(t, c, ns, "z-first", "to record the pod", recordsAll(1))
@@ -596,7 +590,7 @@ func TestAPersistentPodStateInOpenKruisesNewerVersionBringsPodsHome(t *testing.T
 		}
 		return after
 	}
-	pods := comeHome(tilted(t, c, ns, "web", 4, nil))
+	pods := comeHome(tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 4}))
 
 	// Both versions say the same, and each takes what the other was given.
 	for _, version := range []string{"v1alpha1", "v1beta1"} {
@@ -619,8 +613,7 @@ func TestAPersistentPodStateInOpenKruisesNewerVersionBringsPodsHome(t *testing.T
 func TestTheStartOrdinalIsRespected(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	yaml := strings.Replace(statefulSet("web", 2, nil), "spec:\n", "spec:\n  ordinals: {start: 5}\n", 1)
-	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Start: 5, Own: requiresNode})
 	s := comesTo(t, c, ns, "web", "to record two pods", recordsAll(2))
 	if got := slices.Sorted(maps.Keys(s.Status.PodStates)); !slices.Equal(got, []string{"web-5", "web-6"}) {
 		t.Errorf("recorded are %v", got)
@@ -646,11 +639,17 @@ func gate(t *testing.T, c *lab.Cluster, ns, pod string, is bool) {
 func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	yaml := strings.Replace(statefulSet("web", 1, nil), "terminationGracePeriodSeconds: 1\n",
-		"terminationGracePeriodSeconds: 300\n      readinessGates: [{conditionType: test.stayput.io/ready}]\n", 1)
-	// The pod ends only when it is killed.
-	yaml = strings.Replace(yaml, "image: ", "lifecycle: {preStop: {sleep: {seconds: 300}}}\n        image: ", 1)
-	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", preferred: hostname}))
+	long := int64(300) // the pod ends only when it is killed
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Own: prefersNode,
+		Pod: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &long,
+			ReadinessGates:                []corev1.PodReadinessGate{{ConditionType: "test.stayput.io/ready"}},
+		},
+		Container: corev1.Container{Lifecycle: &corev1.Lifecycle{
+			PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: long}},
+		}},
+	})
 	started := func(uid types.UID) *corev1.Pod {
 		var pod *corev1.Pod
 		until(t, "web-0 to run", func(context.Context) bool {
@@ -884,7 +883,7 @@ rules:
 func TestPersistentPodStatesAreLeftToARunningOpenKruise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 1, nil), map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Own: requiresNode})
 	apply(t, c, ns, stateFor("by-hand", "other", byHostname))
 	was := ready(t, c, ns, "web-0")
 	comesTo(t, c, ns, "web", "to record the pod", recordsAll(1))
@@ -917,7 +916,7 @@ webhooks: []
 		return !gates(t, c, ns, "StatefulSet.apps.web")
 	})
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=false", "--overwrite")
-	apply(t, c, ns, workloadAnnotated(statefulSet("new", 0, nil), map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: "new", Own: requiresNode})
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
 	if is := successor(t, c, was); is.Spec.Affinity != nil {
 		t.Errorf("it was pinned: %+v", is.Spec.Affinity)
@@ -931,7 +930,7 @@ webhooks: []
 
 	// Annotated pods still come home.
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
-	before := tilted(t, c, ns, "kept", 1, map[string]string{retainIP: "10m"})
+	before := tilted(t, c, ns, lab.Workload{Name: "kept", Replicas: 1, Annotations: retain("10m")})
 	deletePods(t, c, ns, "kept")
 	cameHome(t, before, places(t, c, ns, "kept", 1, before))
 
@@ -962,7 +961,7 @@ func TestOpenKruisesCRDWithoutConditionsIsEnough(t *testing.T) {
 	_, err = c.Kubectl(testContext(t), string(plain), "replace", "-f", "-")
 	must.Do(t, err)
 
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2, nil), map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Own: requiresNode})
 	before := places(t, c, ns, "web", 2, nil)
 	s := comesTo(t, c, ns, "web", "to record two pods", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return len(s.Status.PodStates) == 2

@@ -234,13 +234,13 @@ func TestManyPodsAtOnceGetAddressesOfPools(t *testing.T) {
 		// Fifty pods run, and a backup is made. Then half of them go, others take addresses, and the other half move.
 		const run = 50
 		apply(t, c, ns, poolOf("blue", "10.6.168.101-10.6.168.160"))
-		apply(t, c, ns, pooled("web", run))
+		deploy(t, c, ns, lab.Workload{Name: "web", Replicas: run, Annotations: pools("blue"), Unprobed: true})
 		pods := places(t, c, ns, "web", run, nil)
 		eachAtOnePlace(t, c, pods)
 		backup := t.TempDir() + "/etcd.db"
 		must.Do(t, c.SaveEtcd(testContext(t), backup))
 		kubectl(t, c, "scale", "statefulset", "web", "-n", ns, fmt.Sprintf("--replicas=%d", run/2))
-		apply(t, c, ns, pooled("other", run/2))
+		deploy(t, c, ns, lab.Workload{Name: "other", Replicas: run / 2, Annotations: pools("blue"), Unprobed: true})
 		others := places(t, c, ns, "other", run/2, nil)
 		before, taken := addressesOf(pods), 0
 		for _, other := range others {

@@ -52,39 +52,6 @@ spec:
   addresses: [10.6.168.101-10.6.168.110]
 `
 
-// pooled returns the YAML of a StatefulSet whose pods have addresses of the pool. Kubelet cannot probe them: a node
-// does not reach its own macvlan.
-func pooled(name string, replicas int) string {
-	return fmt.Sprintf(`
-apiVersion: apps/v1
-kind: StatefulSet
-metadata:
-  name: %[1]s
-spec:
-  serviceName: %[1]s
-  replicas: %[2]d
-  podManagementPolicy: Parallel
-  selector:
-    matchLabels: {app: %[1]s}
-  template:
-    metadata:
-      labels: {app: %[1]s}
-      annotations: {stayput.io/pools: blue}
-    spec:
-      terminationGracePeriodSeconds: 1
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway,
-         labelSelector: {matchLabels: {app: %[1]s}}}
-      containers:
-      - {name: web, image: %[3]s, imagePullPolicy: Never}
-`, name, replicas, lab.WebImage)
-}
-
-// asking is pooled with other annotations, as a YAML mapping without its braces.
-func asking(name string, replicas int, annotations string) string {
-	return strings.Replace(pooled(name, replicas), "stayput.io/pools: blue", annotations, 1)
-}
-
 // podIPs returns the PodIPs by name.
 func podIPs(t *testing.T, c *lab.Cluster) map[string]v1alpha1.PodIP {
 	t.Helper()
@@ -166,7 +133,7 @@ func TestAnAddressOfAPoolStaysWithItsPodOnAnyNode(t *testing.T) {
 	// 1. A pool, and two pods with its addresses, which reach each other.
 	apply(t, c, ns, pool)
 	until(t, "the agents to be told", func(context.Context) bool { return strings.Contains(installation(), `"subnets"`) })
-	apply(t, c, ns, pooled("web", 2))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
 	pods := places(t, c, ns, "web", 2, nil)
 	holdTheirAddresses(t, c, pods)
 	reaches(t, c, pods["web-0"], pods["web-1"])
@@ -524,7 +491,7 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 	}
 	witness.Asks(all...)
 	apply(t, c, ns, pool)
-	apply(t, c, ns, pooled("web", 2))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
 	pods := places(t, c, ns, "web", 2, nil)
 	holdTheirAddresses(t, c, pods)
 
@@ -635,21 +602,7 @@ func TestPodsOfPoolsStartWithoutTheGateAndAfterAReboot(t *testing.T) {
 	}
 
 	// 1. No gate is on the pods of a DaemonSet: they get their addresses once they are bound.
-	apply(t, c, ns, fmt.Sprintf(`
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: each}
-spec:
-  selector: {matchLabels: {app: each}}
-  template:
-    metadata:
-      labels: {app: each}
-      annotations: {stayput.io/pools: blue}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - {name: web, image: %s, imagePullPolicy: Never}
-`, lab.WebImage))
+	deploy(t, c, ns, lab.Workload{Kind: "DaemonSet", Name: "each", Annotations: pools("blue"), Unprobed: true})
 	until(t, "three pods of the DaemonSet", func(context.Context) bool {
 		pods := list("each")
 		for _, pod := range pods {
@@ -665,7 +618,7 @@ spec:
 	// 2. A pod starts on a node whose agent is away. It has its address once the agent has seen it.
 	node := c.Nodes[0]
 	must.Do(t, node.Agent.Stop(testContext(t)))
-	apply(t, c, ns, pooledOn("late", node.Name))
+	deploy(t, c, ns, lab.Workload{Kind: "Pod", Name: "late", Annotations: pools("blue"), Node: node.Name, Unprobed: true})
 	until(t, "the pod to be bound", func(context.Context) bool {
 		pod := getPod(t, c, ns, "late")
 		return pod.Spec.NodeName == node.Name && pod.Annotations[v1alpha1.AnnotationAddresses] != ""
@@ -707,29 +660,14 @@ spec:
 	until(t, "all addresses to be free", func(context.Context) bool { return len(podIPs(t, c)) == 0 })
 }
 
-// pooledOn returns the YAML of a pod with an address of the pool, on a node.
-func pooledOn(name, node string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata:
-  name: %s
-  annotations: {stayput.io/pools: blue}
-spec:
-  terminationGracePeriodSeconds: 1
-  nodeSelector: {kubernetes.io/hostname: %s}
-  containers:
-  - {name: web, image: %s, imagePullPolicy: Never}
-`, name, node, lab.WebImage)
-}
-
 func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	alone(t)
 	c := withPools(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
-	apply(t, c, ns, strings.Replace(pooled("web", 2), "{stayput.io/pools: blue}",
-		"{stayput.io/pools: blue, stayput.io/retain-ip: 1h}", 1))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 2, Annotations: retain("1h", "stayput.io/pools", "blue"), Unprobed: true,
+	})
 	pods := places(t, c, ns, "web", 2, nil)
 	holdTheirAddresses(t, c, pods)
 	addr, node := pods["web-0"].Status.PodIP, pods["web-0"].Spec.NodeName
@@ -809,8 +747,10 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 	c := withPools(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
-	apply(t, c, ns, pooled("web", 2))
-	apply(t, c, ns, asking("kept", 1, "stayput.io/pools: blue, stayput.io/retain-ip: 1h"))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{
+		Name: "kept", Replicas: 1, Annotations: retain("1h", "stayput.io/pools", "blue"), Unprobed: true,
+	})
 	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
 	holdTheirAddresses(t, c, web)
 	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
@@ -818,7 +758,7 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 	until(t, "the address of kept-0 to be retained", func(context.Context) bool {
 		return podIPs(t, c)[keptAt].Status.Phase == v1alpha1.PodIPRetained
 	})
-	apply(t, c, ns, asking("waits", 1, "stayput.io/pools: green"))
+	deploy(t, c, ns, lab.Workload{Name: "waits", Replicas: 1, Annotations: pools("green"), Unprobed: true})
 	until(t, "waits-0 to wait", func(ctx context.Context) bool {
 		pod, err := c.Client().CoreV1().Pods(ns).Get(ctx, "waits-0", metav1.GetOptions{})
 		return err == nil && isGated(pod)
@@ -931,12 +871,12 @@ func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
 	c := onOneLink(t, lab.ClusterOptions{})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Chart: chartBefore(t)}))
 	ns := namespace(t, c)
-	apply(t, c, ns, asking("web", 2, "stayput.io/retain-ip: 1h"))
-	apply(t, c, ns, asking("kept", 1, "stayput.io/retain-ip: 1h"))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("1h"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{Name: "kept", Replicas: 1, Annotations: retain("1h"), Unprobed: true})
 	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
 	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
 	shows(t, c, ns, "kept-0", kept["kept-0"].Spec.NodeName, "to be retained", retained)
-	apply(t, c, ns, workloadAnnotated(asking("recorded", 2, ""), map[string]string{auto: "true", required: hostname}))
+	deploy(t, c, ns, lab.Workload{Name: "recorded", Replicas: 2, Own: requiresNode, Unprobed: true})
 	recorded := places(t, c, ns, "recorded", 2, nil)
 	comesTo(t, c, ns, "recorded", "to record two pods", recordsAll(2))
 	for _, pod := range web {
@@ -949,7 +889,7 @@ func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
 	must.Do(t, c.Upgrade(testContext(t), poolsOn))
 	untouched(t, c, web)
 	apply(t, c, ns, pool)
-	apply(t, c, ns, pooled("pooled", 2))
+	deploy(t, c, ns, lab.Workload{Name: "pooled", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
 	inPool := places(t, c, ns, "pooled", 2, nil)
 	holdTheirAddresses(t, c, inPool)
 	if is := uids(t, c, ns); is != ids {
@@ -957,9 +897,10 @@ func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
 	}
 
 	// The version before has no identities.
-	apply(t, c, ns, strings.NewReplacer("StatefulSet", "Deployment", "  serviceName: front\n", "",
-		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n").
-		Replace(asking("front", 2, "stayput.io/retain-ip: while-owned, stayput.io/identity: front")))
+	deploy(t, c, ns, lab.Workload{
+		Kind: "Deployment", Name: "front", Replicas: 2, Annotations: retain("while-owned", "stayput.io/identity", "front"),
+		Strategy: recreate, Unprobed: true,
+	})
 	front := deployed(t, c, ns, "front", 2, nil)
 	identified := func() {
 		t.Helper()

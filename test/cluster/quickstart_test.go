@@ -59,8 +59,7 @@ func TestTheQuickStartOfPools(t *testing.T) {
 
 	// 2. There are addresses, and a StatefulSet asks for them.
 	apply(t, c, ns, yaml[0])
-	apply(t, c, ns, strings.NewReplacer("stayput.io/pools: blue", "", "podManagementPolicy: Parallel", "").
-		Replace(pooled("web", 0)))
+	deploy(t, c, ns, lab.Workload{Name: "web", Unprobed: true})
 	kubectl(t, c, "patch", "statefulset", "web", "--type=merge", "--patch="+yaml[1])
 	kubectl(t, c, "scale", "statefulset", "web", "--replicas=2")
 	pods := places(t, c, ns, "web", 2, nil)

@@ -27,12 +27,6 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// on adds a node selector to the pods of a StatefulSet, so that they do not depend on the scheduler.
-func on(node, yaml string) string {
-	return strings.ReplaceAll(yaml, "      terminationGracePeriodSeconds: 1\n",
-		"      terminationGracePeriodSeconds: 1\n      nodeSelector: {kubernetes.io/hostname: "+node+"}\n")
-}
-
 // retainedIP returns a pod's RetainedIP, or nil if there is none.
 func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.RetainedIP {
 	t.Helper()
@@ -152,7 +146,7 @@ const promptly = 2 * time.Second
 func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	pod := ready(t, c, ns, "web-0")
 	r := shows(t, c, ns, pod.Name, "node-1", "bound", bound)
 	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-1", metav1.GetOptions{})
@@ -212,7 +206,7 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 func TestAnExpiredRetentionTakesItsObjectWithIt(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "5s"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("5s"), Node: "node-1"})
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
 	vanishes(t, c, r)
 	freed(t, c.Node("node-1"), r)
@@ -224,9 +218,9 @@ func TestAnExpiredRetentionTakesItsObjectWithIt(t *testing.T) {
 func TestReleaseFreesARetainedAddress(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{
-		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
-	})))
+	deploy(t, c, ns, lab.Workload{
+		Name: "web", Replicas: 1, Annotations: retain("while-owned", "stayput.io/when-scaled", "Retain"), Node: "node-1",
+	})
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
 	// The chart's longest retention bounds it.
 	_, err := time.Parse(time.RFC3339, r.Status.Expires)
@@ -245,7 +239,7 @@ func TestReleaseFreesARetainedAddress(t *testing.T) {
 func TestReleaseLeavesARunningPodItsAddressUntilItEnds(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	pod := ready(t, c, ns, "web-0")
 	r := shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
 	setRelease(t, c, r)
@@ -266,7 +260,7 @@ func TestReleaseLeavesARunningPodItsAddressUntilItEnds(t *testing.T) {
 func TestAReleaseDoesNotAffectTheNextPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	pod := ready(t, c, ns, "web-0")
 	r := stopped(t, c, pod)
 	n := c.Node("node-1")
@@ -290,7 +284,7 @@ func TestAReleaseDoesNotAffectTheNextPod(t *testing.T) {
 func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	pod := ready(t, c, ns, "web-0")
 	for _, state := range []func() *v1alpha1.RetainedIP{
 		func() *v1alpha1.RetainedIP { return shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod)) },
@@ -311,10 +305,10 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 func TestTheObjectOfASharedIdentityFollowsTheAddress(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	toDeployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "",
-		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n")
-	yaml := statefulSet("front", 1, map[string]string{retainIP: "10m", "stayput.io/identity": "front"})
-	apply(t, c, ns, toDeployment.Replace(on("node-1", yaml)))
+	deploy(t, c, ns, lab.Workload{
+		Kind: "Deployment", Name: "front", Replicas: 1, Annotations: retain("10m", "stayput.io/identity", "front"),
+		Node: "node-1", Strategy: recreate,
+	})
 	var has v1alpha1.RetainedIP
 	hasOne := func(not string) func(context.Context) bool {
 		return func(ctx context.Context) bool {
@@ -341,7 +335,7 @@ func TestTheObjectOfASharedIdentityFollowsTheAddress(t *testing.T) {
 func TestAnObjectWithoutAnAddressInTheLedgerIsDeleted(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	network := shows(t, c, ns, "web-0", "node-1", "bound", bound).Status.Addresses[0].Network
 	manifest := func(pod, network string) string {
 		return fmt.Sprintf(`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: %s}, spec: {nodeName: node-1, podName: %s, retention: 10m},
@@ -361,7 +355,7 @@ func TestAnObjectWithoutAnAddressInTheLedgerIsDeleted(t *testing.T) {
 func TestAnAgentRestartCausesNoNeedlessWrites(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 3, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: retain("10m"), Node: "node-1"})
 	for _, pod := range places(t, c, ns, "web", 3, nil) {
 		shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
 	}
@@ -391,7 +385,7 @@ func TestAnAgentRestartCausesNoNeedlessWrites(t *testing.T) {
 func TestAnAgentWritesTwiceForAReplacedPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-2", statefulSet("web", 5, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 5, Annotations: retain("10m"), Node: "node-2"})
 	before := places(t, c, ns, "web", 5, nil)
 	for _, pod := range before {
 		shows(t, c, ns, pod.Name, "node-2", "bound", boundTo(pod))
@@ -420,7 +414,7 @@ func TestAnAgentWritesTwiceForAReplacedPod(t *testing.T) {
 func TestDeletingANodeObjectLosesNoPromise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-3", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-3"})
 	n := c.Node("node-3")
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
 	kubectl(t, c, "delete", "node", "node-3")
@@ -443,7 +437,7 @@ func TestDeletingANodeObjectLosesNoPromise(t *testing.T) {
 func TestRemovingTheDefinitionLosesNoPromise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("10m"), Node: "node-1"})
 	pods := places(t, c, ns, "web", 2, nil)
 	scale(t, c, ns, "web", 1)
 	r := shows(t, c, ns, "web-1", "node-1", "retained", retained)
@@ -468,8 +462,8 @@ func TestRemovingTheDefinitionLosesNoPromise(t *testing.T) {
 func TestObjectsCatchUpAfterAnAPIServerOutage(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
-	apply(t, c, ns, on("node-1", statefulSet("short", 1, map[string]string{retainIP: "15s"})))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
+	deploy(t, c, ns, lab.Workload{Name: "short", Replicas: 1, Annotations: retain("15s"), Node: "node-1"})
 	pod := ready(t, c, ns, "web-0")
 	shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
 	short := stopped(t, c, ready(t, c, ns, "short-0"))
@@ -514,7 +508,7 @@ func TestRestoringAnEtcdBackupFreesNothing(t *testing.T) {
 	ns := namespace(t, c)
 	n := c.Nodes[0]
 	for _, name := range []string{"kept", "freed", "bound"} {
-		apply(t, c, ns, on("node-1", statefulSet(name, 1, map[string]string{retainIP: "10m"})))
+		deploy(t, c, ns, lab.Workload{Name: name, Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	}
 	running := ready(t, c, ns, "bound-0")
 	kept := stopped(t, c, ready(t, c, ns, "kept-0"))
@@ -522,7 +516,7 @@ func TestRestoringAnEtcdBackupFreesNothing(t *testing.T) {
 	backup := filepath.Join(t.TempDir(), "etcd.db")
 	must.Do(t, c.SaveEtcd(ctx, backup))
 
-	apply(t, c, ns, on("node-1", statefulSet("later", 1, map[string]string{retainIP: "10m"})))
+	deploy(t, c, ns, lab.Workload{Name: "later", Replicas: 1, Annotations: retain("10m"), Node: "node-1"})
 	later := stopped(t, c, ready(t, c, ns, "later-0"))
 	setRelease(t, c, given)
 	vanishes(t, c, given)

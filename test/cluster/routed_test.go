@@ -26,22 +26,11 @@ spec:
   addresses: [10.50.0.1-10.50.0.80]
 `
 
-// each returns the YAML of a DaemonSet of ordinary pods.
-func each(name string) string {
-	return fmt.Sprintf(`
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: %[1]s}
-spec:
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      tolerations: [{operator: Exists}]
-      containers:
-      - {name: web, image: %[2]s, imagePullPolicy: Never}
-`, name, lab.WebImage)
+// everywhere is a DaemonSet of ordinary pods, also on the control plane's node.
+func everywhere(name string) lab.Workload {
+	return lab.Workload{Kind: "DaemonSet", Name: name, Unprobed: true, Pod: corev1.PodSpec{
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}}
 }
 
 // around is everybody who may ask for a routed address: each node, an ordinary pod of each, and a machine outside of
@@ -146,7 +135,7 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	ns := namespace(t, c)
 	all := around{t: t, c: c, ns: ns, outside: machine(t, c, "172.30.0.9")}
 	apply(t, c, ns, routedPool)
-	apply(t, c, ns, each("client"))
+	deploy(t, c, ns, everywhere("client"))
 	until(t, "a client on each node", func(ctx context.Context) bool {
 		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=client"})
 		ready := 0
@@ -157,7 +146,7 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 		}
 		return err == nil && ready >= len(c.Nodes)
 	})
-	apply(t, c, ns, asking("web", 1, "stayput.io/pools: far"))
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("far"), Unprobed: true})
 	pod := ready(t, c, ns, "web-0")
 	if !strings.HasPrefix(pod.Status.PodIP, "10.50.0.") {
 		t.Fatalf("web-0 has %s", pod.Status.PodIP)
@@ -206,7 +195,7 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	for _, n := range c.Nodes[1:] {
 		kubectl(t, c, "cordon", n.Name)
 	}
-	apply(t, c, ns, asking("many", 20, "stayput.io/pools: far"))
+	deploy(t, c, ns, lab.Workload{Name: "many", Replicas: 20, Annotations: pools("far"), Unprobed: true})
 	many := places(t, c, ns, "many", 20, nil)
 	for _, n := range c.Nodes[1:] {
 		kubectl(t, c, "uncordon", n.Name)
@@ -232,15 +221,15 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	}
 	must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", IPAM: ipam, Annotations: true}))
 	says("expected bridge or ptp")
-	apply(t, c, ns, asking("choosy", 6, "stayput.io/pools: far"))
+	deploy(t, c, ns, lab.Workload{Name: "choosy", Replicas: 6, Annotations: pools("far"), Unprobed: true})
 	for name, one := range places(t, c, ns, "choosy", 6, nil) {
 		if one.Spec.NodeName == n.Name {
 			t.Errorf("%s is on %s, where it cannot have its address", name, n.Name)
 		}
 	}
-	bound := asking("bound", 1, "stayput.io/pools: far")
-	bound = strings.Replace(bound, "      containers:", "      nodeName: "+n.Name+"\n      containers:", 1)
-	apply(t, c, ns, bound)
+	deploy(t, c, ns, lab.Workload{
+		Name: "bound", Replicas: 1, Annotations: pools("far"), Unprobed: true, Pod: corev1.PodSpec{NodeName: n.Name},
+	})
 	until(t, "an Event that says why bound-0 gets no address", func(context.Context) bool {
 		return strings.Contains(kubectl(t, c, "get", "events", "-n", ns, "--field-selector=involvedObject.name=bound-0"),
 			"its node "+n.Name+" cannot route addresses of pool far")

@@ -38,8 +38,8 @@ const lanes = 4
 func startTraffic(t *testing.T, c *lab.Cluster, ns string) *traffic {
 	t.Helper()
 	tr := &traffic{t: t, c: c, ns: ns, stopping: make(chan struct{})}
-	apply(t, c, ns, statefulSet("churn", lanes, map[string]string{retainIP: "1h"}))
-	apply(t, c, ns, statefulSet("rolled", 3, map[string]string{retainIP: "1h"}))
+	deploy(t, c, ns, lab.Workload{Name: "churn", Replicas: lanes, Annotations: retain("1h")})
+	deploy(t, c, ns, lab.Workload{Name: "rolled", Replicas: 3, Annotations: retain("1h")})
 	churned, rolled := places(t, c, ns, "churn", lanes, nil), places(t, c, ns, "rolled", 3, nil)
 	for _, pod := range churned {
 		tr.group.Go(func() { tr.each(func(int) { pod = tr.recreate(pod) }) })

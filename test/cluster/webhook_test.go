@@ -37,8 +37,10 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	gatesSoon(t, c, ns)
 
 	// Annotated pods and recorded ones come home.
-	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
-	recordedOnes := tilted(t, c, ns, "node-only", 4, map[string]string{"stayput.io/home": "Required"})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
+	recordedOnes := tilted(t, c, ns, lab.Workload{
+		Name: "node-only", Replicas: 4, Annotations: map[string]string{"stayput.io/home": "Required"},
+	})
 	recorded(t, c, ns, "node-only", recordedOnes)
 	deletePods(t, c, ns, "web")
 	before = comesHome(t, c, ns, "web", before, true)
@@ -52,7 +54,7 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	if pod, err := wouldBe(testContext(t), c, ns, nil, nil); err != nil || len(pod.Spec.SchedulingGates) != 0 {
 		t.Errorf("an ordinary pod: %v: %v", pod.Spec.SchedulingGates, err)
 	}
-	both, err := wouldBe(testContext(t), c, ns, nil, map[string]string{retainIP: "10m"}, "example.com/theirs")
+	both, err := wouldBe(testContext(t), c, ns, nil, retain("10m"), "example.com/theirs")
 	if err != nil || len(both.Spec.SchedulingGates) != 2 || !isGated(both) {
 		t.Errorf("a pod with another gate: %v: %v", both.Spec.SchedulingGates, err)
 	}
@@ -167,7 +169,7 @@ func wouldBe(ctx context.Context, c *lab.Cluster, ns string, owners []metav1.Own
 func gatesSoon(t *testing.T, c *lab.Cluster, ns string) {
 	t.Helper()
 	until(t, "annotated pods to be gated", func(ctx context.Context) bool {
-		pod, err := wouldBe(ctx, c, ns, nil, map[string]string{retainIP: "10m"})
+		pod, err := wouldBe(ctx, c, ns, nil, retain("10m"))
 		return err == nil && isGated(pod)
 	})
 }
@@ -181,7 +183,7 @@ func gatesAlways(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 	n := 0
 	wg.Go(func() {
 		for ; ctx.Err() == nil; n++ {
-			pod, err := wouldBe(ctx, c, ns, nil, map[string]string{retainIP: "10m"})
+			pod, err := wouldBe(ctx, c, ns, nil, retain("10m"))
 			if ctx.Err() != nil {
 				return
 			}

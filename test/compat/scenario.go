@@ -147,7 +147,7 @@ func (s *stage) quickStart(ctx context.Context) error {
 	if err := s.kubectl(ctx, "cordon", spare); err != nil {
 		return err
 	}
-	if _, err := s.Kubectl(ctx, web, "apply", "--server-side", "-f", "-"); err != nil {
+	if err := s.Deploy(ctx, namespace, web); err != nil {
 		return err
 	}
 	before, err := s.settle(ctx, nil)

@@ -29,28 +29,7 @@ const (
 )
 
 // web is what users have before they install: without an annotation.
-var web = fmt.Sprintf(`
-apiVersion: apps/v1
-kind: StatefulSet
-metadata:
-  name: %[1]s
-spec:
-  serviceName: %[1]s
-  replicas: %[2]d
-  podManagementPolicy: Parallel
-  selector:
-    matchLabels: {app: %[1]s}
-  template:
-    metadata:
-      labels: {app: %[1]s}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: web
-        image: %[3]s
-        imagePullPolicy: Never
-        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
-`, workload, replicas, lab.WebImage)
+var web = lab.Workload{Name: workload, Replicas: replicas}
 
 // stage is the cluster of a cell.
 type stage struct {

@@ -14,6 +14,7 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 
 	"github.com/stayput/stayput/test/bench/internal/table"
+	"github.com/stayput/stayput/test/lab"
 )
 
 const (
@@ -45,7 +46,7 @@ func (w *world) newCreator(ctx context.Context, sets int) (*creator, error) {
 		return nil, err
 	}
 	return c, parallel(ctx, len(c.sets), createClients, func(ctx context.Context, worker, i int) error {
-		c.sets[i] = statefulSet(createsNamespace, fmt.Sprintf("set-%d", i), 0, nil, nil)
+		c.sets[i] = lab.Workload{Name: fmt.Sprintf("set-%d", i)}.StatefulSet(createsNamespace)
 		return c.clients[worker].Create(ctx, c.sets[i])
 	})
 }

@@ -119,7 +119,7 @@ func (m *moving) measureGaps(ctx context.Context, b *bench) ([]table.Row, error)
 		return nil, err
 	}
 	const name = "web-0"
-	set := statefulSet(movesNamespace, "web", 1, nil, pooled)
+	set := lab.Workload{Name: "web", Replicas: 1, Annotations: pooled}.StatefulSet(movesNamespace)
 	if err := m.world.client.Create(ctx, set); err != nil {
 		return nil, err
 	}

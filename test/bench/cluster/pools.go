@@ -305,9 +305,7 @@ func keptPodIP(a netip.Addr, i int, node string) *stayputv1alpha1.PodIP {
 // probe them: a node does not reach its own macvlan.
 func measurePoolRecreate(ctx context.Context, b *bench) ([]table.Row, error) {
 	unprobed := func(ofPods map[string]string) *appsv1.StatefulSet {
-		set := statefulSet(crowdNamespace, "web", crowd, nil, ofPods)
-		set.Spec.Template.Spec.Containers[0].ReadinessProbe = nil
-		return set
+		return lab.Workload{Name: "web", Replicas: crowd, Annotations: ofPods, Unprobed: true}.StatefulSet(crowdNamespace)
 	}
 	onLink := func(ctx context.Context, o lab.ClusterOptions, ipam string) (*world, error) {
 		w, err := b.start(ctx, o)

@@ -103,7 +103,9 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 			start: func(ctx context.Context) (*world, error) {
 				return b.startInstalled(ctx, lab.ClusterOptions{}, replicas)
 			},
-			set: statefulSet(crowdNamespace, "web", crowd, nil, map[string]string{"stayput.io/retain-ip": "10m"}),
+			set: lab.Workload{
+				Name: "web", Replicas: crowd, Annotations: map[string]string{"stayput.io/retain-ip": "10m"},
+			}.StatefulSet(crowdNamespace),
 			published: func(w *world, ctx context.Context, ready map[string]place) error {
 				return w.published(ctx, crowdNamespace, ready)
 			},
@@ -111,7 +113,7 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 		{
 			name:  "stock",
 			start: func(ctx context.Context) (*world, error) { return b.start(ctx, lab.ClusterOptions{}) },
-			set:   statefulSet(crowdNamespace, "web", crowd, nil, nil),
+			set:   lab.Workload{Name: "web", Replicas: crowd}.StatefulSet(crowdNamespace),
 		},
 	})
 	if err != nil {

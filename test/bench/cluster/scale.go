@@ -389,7 +389,7 @@ func (l *landscape) makeModels(ctx context.Context) error {
 		return err
 	}
 	const name = "model"
-	set := statefulSet(scaleNamespace, name, podsOfSet, nil, asked)
+	set := lab.Workload{Name: name, Replicas: podsOfSet, Annotations: asked}.StatefulSet(scaleNamespace)
 	if err := l.client.Create(ctx, set); err != nil {
 		return err
 	}
@@ -491,7 +491,7 @@ func (l *landscape) wait(ctx context.Context) error {
 	case !apierrors.IsNotFound(err):
 		return err
 	}
-	set := statefulSet(scaleNamespace, waiter, 1, nil, nil)
+	set := lab.Workload{Name: waiter, Replicas: 1}.StatefulSet(scaleNamespace)
 	if err := l.client.Create(ctx, set); err != nil {
 		return err
 	}

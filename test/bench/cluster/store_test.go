@@ -13,13 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
 )
 
 func TestStoredObjectsReadBackUnchanged(t *testing.T) {
 	s := (&world{}).newStore()
 	pod := plainPod("ns", "web-0", asked)
 	pod.ResourceVersion = "17"
-	set := statefulSet("ns", "web", 3, nil, asked)
+	set := lab.Workload{Name: "web", Replicas: 3, Annotations: asked}.StatefulSet("ns")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", Labels: map[string]string{"a": "b"}}}
 	ip := &stayputv1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-0.node",
 		ResourceVersion: "17"}, Status: retained("10.0.0.1")}

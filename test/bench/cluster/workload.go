@@ -5,47 +5,15 @@ import (
 	"fmt"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 )
-
-// statefulSet returns a StatefulSet of the web image, spread over the nodes.
-func statefulSet(namespace, name string, replicas int32, own, ofPods map[string]string) *appsv1.StatefulSet {
-	labels := map[string]string{"app": name}
-	second := int64(1)
-	return &appsv1.StatefulSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: own},
-		Spec: appsv1.StatefulSetSpec{
-			ServiceName: name, Replicas: &replicas, PodManagementPolicy: appsv1.ParallelPodManagement,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: ofPods},
-				Spec: corev1.PodSpec{
-					TerminationGracePeriodSeconds: &second,
-					TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
-						MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway,
-						LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
-					}},
-					Containers: []corev1.Container{{
-						Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever,
-						ReadinessProbe: &corev1.Probe{
-							PeriodSeconds: 1,
-							ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}},
-						},
-					}},
-				},
-			},
-		},
-	}
-}
 
 // place is a pod's node and address.
 type place struct {

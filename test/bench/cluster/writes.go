@@ -153,7 +153,8 @@ func measureWrites(ctx context.Context, b *bench) (rows []table.Row, err error) 
 		if followers[k.name], err = w.follow(ctx, k.name); err != nil {
 			return nil, err
 		}
-		if err := w.client.Create(ctx, statefulSet(k.name, "web", pods, k.own, k.ofPods)); err != nil {
+		set := lab.Workload{Name: "web", Replicas: pods, Own: k.own, Annotations: k.ofPods}
+		if err := w.client.Create(ctx, set.Object(k.name)); err != nil {
 			return nil, err
 		}
 		if _, err := followers[k.name].allReady(ctx, pods, nil); err != nil {
