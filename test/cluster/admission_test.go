@@ -84,7 +84,7 @@ const (
 // guardedWith returns the guard, with or without the policies. Tests without them run first.
 func guardedWith(t *testing.T, policies bool) *guard {
 	t.Helper()
-	shared(t, "without programs", func() (*lab.Cluster, error) {
+	common.get(t, "without programs", func() (*lab.Cluster, error) {
 		var err error
 		guarded.policies = false
 		if guarded.guard, err = startGuard(testContext(t)); guarded.guard == nil {

@@ -21,7 +21,7 @@ import (
 // withoutStayput returns a cluster of three nodes with stock host-local.
 func withoutStayput(t *testing.T) *lab.Cluster {
 	t.Helper()
-	return shared(t, "without stayput", func() (*lab.Cluster, error) {
+	return common.get(t, "without stayput", func() (*lab.Cluster, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		return lab.StartCluster(ctx, lab.ClusterOptions{})

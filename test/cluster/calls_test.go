@@ -182,27 +182,6 @@ func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 }
 
 // Without pools.enabled their definitions are not served. The controller asks what is, and nothing of pools.
-func TestWithoutPoolsNothingIsAskedOfThem(t *testing.T) {
-	c := installed(t)
-	since := time.Now()
-	until(t, "the controller to have asked twice what is served", func(context.Context) bool {
-		asked := 0
-		for _, r := range requests(t, c) {
-			if r.by(lab.ControllerAccount) && r.RequestReceivedTimestamp.After(since) &&
-				strings.HasPrefix(r.RequestURI, "/apis/"+v1alpha1.SchemeGroupVersion.String()) && r.ObjectRef.Resource == "" {
-				asked++
-			}
-		}
-		return asked >= 2
-	})
-	for _, r := range requests(t, c) {
-		if strings.HasPrefix(r.ObjectRef.Resource, "podip") || r.ObjectRef.Resource == "namespaces" ||
-			r.by(lab.AgentAccount) && r.ObjectRef.Resource == "pods" {
-			t.Errorf("%s: %s %s", r.User.Username, r.Verb, r.RequestURI)
-		}
-	}
-}
-
 // For each start of a pod with an address of a pool its node's agent reads PodIP and pod once and writes the status of
 // the PodIP once. For its end it reads the PodIP once, or, if the cluster has the pod no more by then, twice, and the
 // pod, and writes once. None of it is on the way from the sandbox to its address.
@@ -480,4 +459,31 @@ func priorityOf(t *testing.T, c *lab.Cluster, user, verb, path string) (is prior
 		}
 	}
 	return is
+}
+
+func TestWithoutPoolsNothingIsAskedOfThem(t *testing.T) {
+	goOn := later(t)
+	c := installed(t)
+	since := time.Now()
+	goOn()
+	// untilAsked returns all requests until the controllers have asked twice what is served; nil if they have not yet.
+	untilAsked := func() []request {
+		all, asked := requests(t, c), 0
+		for i, r := range all {
+			if r.by(lab.ControllerAccount) && r.RequestReceivedTimestamp.After(since) && r.ObjectRef.Resource == "" &&
+				strings.HasPrefix(r.RequestURI, "/apis/"+v1alpha1.SchemeGroupVersion.String()) {
+				if asked++; asked == 2 {
+					return all[:i]
+				}
+			}
+		}
+		return nil
+	}
+	until(t, "the controller to have asked twice what is served", func(context.Context) bool { return untilAsked() != nil })
+	for _, r := range untilAsked() {
+		if strings.HasPrefix(r.ObjectRef.Resource, "podip") || r.ObjectRef.Resource == "namespaces" ||
+			r.by(lab.AgentAccount) && r.ObjectRef.Resource == "pods" {
+			t.Errorf("%s: %s %s", r.User.Username, r.Verb, r.RequestURI)
+		}
+	}
 }

@@ -34,7 +34,6 @@ func deaf(t *testing.T, c *lab.Cluster) (mend func()) {
 
 // An operator says that a node is off, and it is only cut off from the control plane.
 func TestAPodOnANodeWronglySaidToBeOffIsHeardOrTakenDown(t *testing.T) {
-	alone(t)
 	c := withPools(t)
 	ns := namespace(t, c)
 	witness := machine(t, c, "10.6.0.9")

@@ -14,12 +14,12 @@ import (
 // every node makes stayput the IPAM, and two controllers run on the control plane's node, alone.
 func installed(t *testing.T) *lab.Cluster {
 	t.Helper()
-	return shared(t, "with stayput", func() (*lab.Cluster, error) {
+	return common.get(t, "with stayput", func() (*lab.Cluster, error) {
 		return startProduct(audited, lab.InstallOptions{
 			Values: map[string]any{"controller": map[string]any{
 				"workloadKinds": []any{customKind}, "nominateHomes": true,
 			}},
-		})
+		}, nil)
 	})
 }
 
@@ -63,9 +63,11 @@ func builtImage(t *testing.T) (product lab.Product, version, archive string) {
 	return product, version, archive
 }
 
-// startProduct starts a cluster and installs stayput. If that fails after the start, it returns the cluster with the
-// error, to be closed.
-func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {
+// startProduct starts a cluster, prepares it unless prepare is nil, and installs stayput. If that fails after the start,
+// it returns the cluster with the error, to be closed.
+func startProduct(
+	o lab.ClusterOptions, how lab.InstallOptions, prepare func(context.Context, *lab.Cluster) error,
+) (*lab.Cluster, error) {
 	var err error
 	if o.Product, err = buildOnce(context.Background()); err != nil { // without a timeout: it compiles
 		return nil, err
@@ -75,6 +77,11 @@ func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, e
 	c, err := lab.StartCluster(ctx, o)
 	if err != nil {
 		return nil, err
+	}
+	if prepare != nil {
+		if err := prepare(ctx, c); err != nil {
+			return c, err
+		}
 	}
 	return c, c.Install(ctx, how)
 }

@@ -34,7 +34,6 @@ func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	c, err := lab.StartCluster(testContext(t), *o)
 	must.Do(t, err)
 	must.Close(t, c)
-	logIfFailed(t, c)
 	return c
 }
 

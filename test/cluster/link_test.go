@@ -69,8 +69,7 @@ func eventOn(t *testing.T, c *lab.Cluster, ns, pod, reason string, all ...string
 }
 
 func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
-	alone(t)
-	c := withPools(t)
+	c := ownPools(t)
 	ns := namespace(t, c)
 	taken := []string{"10.6.168.101", "10.6.168.102", "10.6.168.103", "10.6.168.104"}
 	foreign := machine(t, c, taken...)

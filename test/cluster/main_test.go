@@ -48,7 +48,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
-	ends := []func() error{endCommon}
+	ends := []func() error{common.end, pooled.end}
 	if built.remove != nil {
 		ends = append(ends, built.remove)
 	}
@@ -69,101 +69,6 @@ func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-// common is the cluster that tests share, one at a time: an idle cluster takes a quarter of a core.
-var common struct {
-	sync.Mutex
-	name    string
-	cluster *lab.Cluster
-	err     error
-}
-
-// shared returns the common cluster with the name, and starts it if another one is running, which it ends. If the test
-// fails, the cluster's logs are printed. A cluster that failed to start is kept with its error, to be closed.
-func shared(t *testing.T, name string, start func() (*lab.Cluster, error)) *lab.Cluster {
-	t.Helper()
-	common.Lock()
-	defer common.Unlock()
-	if common.name != name {
-		must.Do(t, endLocked())
-		common.cluster, common.err = start()
-		common.name = name
-	}
-	must.Do(t, common.err)
-	c := common.cluster
-	logIfFailed(t, c)
-	return c
-}
-
-func endCommon() error {
-	common.Lock()
-	defer common.Unlock()
-	return endLocked()
-}
-
-func endLocked() error {
-	ended := common.cluster
-	common.name, common.cluster, common.err = "", nil, nil
-	if ended == nil {
-		return nil
-	}
-	return ended.Close()
-}
-
-// How many tests work at once: most of what they do is waiting for pods.
-var (
-	besidePlaces = make(chan struct{}, 4)
-	alonePlaces  = make(chan struct{}, 2)
-)
-
-// take waits for a place, which the test has until it ends. The wait counts in the test's duration: it is logged.
-func take(t *testing.T, places chan struct{}) {
-	t.Helper()
-	began := time.Now()
-	places <- struct{}{}
-	t.Logf("waited %v for its turn", time.Since(began).Round(time.Second))
-	t.Cleanup(func() { <-places })
-}
-
-// besides and alones are the tests that called beside and alone and have not ended. A test is among them before any
-// that runs in parallel goes on.
-var besides, alones sync.WaitGroup
-
-// beside returns installed's cluster for a test that looks at its namespace only and breaks nothing. It runs in
-// parallel with others of its kind, after all tests that have the cluster for themselves.
-func beside(t *testing.T) *lab.Cluster {
-	t.Helper()
-	besides.Add(1)
-	t.Cleanup(besides.Done)
-	t.Parallel()
-	take(t, besidePlaces)
-	return installed(t)
-}
-
-// alone marks a test with a cluster of its own. The test runs after all tests that share one.
-func alone(t *testing.T) {
-	t.Helper()
-	alones.Add(1)
-	t.Cleanup(alones.Done)
-	t.Parallel()
-	besides.Wait()
-	must.Do(t, endCommon())
-	take(t, alonePlaces)
-}
-
-// last is held by a test that runs beside no other.
-var last sync.Mutex
-
-// aloneAtAll marks a test that counts what a quiet machine does: it runs after all others.
-func aloneAtAll(t *testing.T) {
-	t.Helper()
-	t.Parallel()
-	besides.Wait()
-	alones.Wait()
-	must.Do(t, endCommon())
-	last.Lock()
-	t.Cleanup(last.Unlock)
 }
 
 // logIfFailed writes the logs of a cluster to the test's output when the test ends, if it has failed.

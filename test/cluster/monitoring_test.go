@@ -80,7 +80,7 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 		lab.InstallOptions{Values: map[string]any{
 			"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"},
 			"gate":  map[string]any{"mechanism": "Webhook"},
-		}})
+		}}, nil)
 	if c != nil {
 		must.Close(t, c)
 	}

@@ -221,6 +221,7 @@ func sameTogether(t *testing.T, before, after []*corev1.Pod) {
 }
 
 func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
+	goOn := later(t)
 	c := installed(t)
 	ns := namespace(t, c)
 	kubectl(t, c, "cordon", "node-3")
@@ -253,6 +254,7 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	sameTogether(t, before, after)
 	belong(after)
 	kubectl(t, c, "delete", "deployment", "front", "-n", ns)
+	goOn() // the controller asks for a Deployment once a minute
 	freedOrKept(t, c, ns, after, false)
 }
 

@@ -825,7 +825,7 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 var customKind = map[string]any{"group": "test.stayput.io", "version": "v1", "kind": "Game", "resource": "boards"}
 
 func TestACustomKindIsServedOnceThereIsPermission(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	define(t, c, "games.test.stayput.io",
 		crd("test.stayput.io", "v1", "games", "Game",

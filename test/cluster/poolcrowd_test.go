@@ -130,8 +130,7 @@ func claimed(t *testing.T, c *lab.Cluster, n int) func() []string {
 }
 
 func TestManyPodsAtOnceGetAddressesOfPools(t *testing.T) {
-	alone(t)
-	c := withPools(t)
+	c := ownPools(t)
 	ns := namespace(t, c)
 	const (
 		many   = 1000

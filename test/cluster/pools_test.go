@@ -20,26 +20,55 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// withPools starts a cluster in which the nodes' pods are on the nodes' own link, by macvlan, and installs stayput with
-// pools.
+var poolsOn = map[string]any{"pools": map[string]any{"enabled": true}}
+
+// withPools returns the cluster of tests of pools, whose pods are on the nodes' own link, by macvlan. They run one
+// after the other, in any order. A test restores what it breaks; its pods and pool blue are deleted when it ends.
 func withPools(t *testing.T) *lab.Cluster {
 	t.Helper()
+	inTurn(t)
+	c := pooled.get(t, "with pools", func() (*lab.Cluster, error) {
+		return startProduct(lab.ClusterOptions{}, lab.InstallOptions{Values: poolsOn}, byMacvlan)
+	})
+	t.Cleanup(func() {
+		if t.Failed() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, err := c.Kubectl(ctx, "", "delete", "podippool", "blue", "--ignore-not-found")
+		must.Do(t, err)
+	})
+	return c
+}
+
+// ownPools is withPools for one test alone.
+func ownPools(t *testing.T) *lab.Cluster {
+	t.Helper()
+	alone(t)
 	c := onOneLink(t, lab.ClusterOptions{})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
 	return c
 }
 
-var poolsOn = map[string]any{"pools": map[string]any{"enabled": true}}
-
 // onOneLink starts a cluster in which the nodes' pods are on the nodes' own link.
 func onOneLink(t *testing.T, o lab.ClusterOptions) *lab.Cluster {
 	t.Helper()
 	c := ownCluster(t, &o)
-	for _, n := range c.Nodes {
-		must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", Annotations: true,
-			IPAM: lab.RangeIPAM("host-local", n.Pods.String())}))
-	}
+	must.Do(t, byMacvlan(testContext(t), c))
 	return c
+}
+
+func byMacvlan(ctx context.Context, c *lab.Cluster) error {
+	for _, n := range c.Nodes {
+		err := n.SetNetworks(ctx, lab.Network{
+			Type: "macvlan", Annotations: true, IPAM: lab.RangeIPAM("host-local", n.Pods.String()),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 const pool = `
@@ -122,7 +151,6 @@ func keptAddresses(t *testing.T, was, is map[string]*corev1.Pod) {
 }
 
 func TestAnAddressOfAPoolStaysWithItsPodOnAnyNode(t *testing.T) {
-	alone(t)
 	c := withPools(t)
 	ns := namespace(t, c)
 	installation := func() string {
@@ -481,7 +509,6 @@ func cutOff(t *testing.T, n *lab.ClusterNode) (mend func()) {
 }
 
 func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
-	alone(t)
 	c := withPools(t)
 	ns := namespace(t, c)
 	witness := machine(t, c, "10.6.0.9")
@@ -585,7 +612,6 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 }
 
 func TestPodsOfPoolsStartWithoutTheGateAndAfterAReboot(t *testing.T) {
-	alone(t)
 	c := withPools(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
@@ -661,8 +687,7 @@ func TestPodsOfPoolsStartWithoutTheGateAndAfterAReboot(t *testing.T) {
 }
 
 func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
-	alone(t)
-	c := withPools(t)
+	c := ownPools(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
 	deploy(t, c, ns, lab.Workload{
@@ -743,8 +768,7 @@ func noDefinitionsOfPools(t *testing.T, c *lab.Cluster) {
 }
 
 func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) {
-	alone(t)
-	c := withPools(t)
+	c := ownPools(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
 	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})

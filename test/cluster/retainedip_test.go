@@ -500,7 +500,7 @@ func TestRestoringAnEtcdBackupFreesNothing(t *testing.T) {
 	defer cancel()
 	c, err := startProduct(lab.ClusterOptions{Nodes: 1}, lab.InstallOptions{
 		Values: map[string]any{"controller": map[string]any{"replicas": 1}},
-	})
+	}, nil)
 	if c != nil {
 		must.Close(t, c)
 	}
