@@ -91,14 +91,14 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
 
-long: ## the cluster tests that make test leaves out: an upgrade, a thousand pods, thick multus, webhook to policies
+long: ## cluster tests that make test leaves out: upgrade, a thousand pods, webhook and policies, OpenKruise's CRD
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
-		-run 'AnUpgradeAndItsRollback|ManyPodsAtOnce|PoolsReachPodsThroughThickMultus|PoliciesTakeTheWebhooksPlace'
+		-run 'UpgradeAndItsRollback|ManyPodsAtOnce|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition'
 
-multus: ## retained addresses behind multus, thin and thick, on a cluster; 3 min
+multus: ## retained addresses and those of pools behind multus, thin and thick, on a cluster; 6 min
 	$(GO) run ./test/lab/cmd/labbuild
-	$(GO) test -count=1 -v -timeout 30m -tags multus -run PodsBehind ./test/cluster
+	$(GO) test -count=1 -v -timeout 30m -tags multus -run 'PodsBehind|PodsThrough' ./test/cluster
 
 cert-manager: ## the webhook that gates pods with a certificate of cert-manager; 4 min, and 4 more the first time
 	$(GO) run ./test/lab/cmd/labbuild cert-manager

@@ -12,9 +12,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// Of these tests, make test runs cheaper ones: thin multus, the webhook alone, and make compat upgrades a real cluster.
-
-func TestAddressesOfPoolsReachPodsThroughThickMultus(t *testing.T) { throughMultus(t, true) }
+// Of these tests, make test runs cheaper ones: the webhook alone, and make compat upgrades a real cluster.
 
 // withoutPolicies is an API server as before Kubernetes 1.36.
 var withoutPolicies = []string{
@@ -112,4 +110,28 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 			must.Do(t, c.ReconfigureAPIServer(testContext(t), older...))
 		}
 	}
+}
+
+// From the webhook to policies and back: at every moment each pod is gated, once. One upgrade brings what gates pods
+// from now on, the next takes away what did.
+func TestPodsAreGatedOnceOnTheWayFromTheWebhookToPoliciesAndBack(t *testing.T) {
+	alone(t)
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: withoutProxy})
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: gatedBy("Webhook")}))
+	ns := namespace(t, c)
+	gatesSoon(t, c, ns)
+	watch := gatesAlways(t, c, ns)
+	for _, step := range []struct{ to, webhook, policies string }{
+		{"Policy", "stayput-gate", "stayput-gate-recorded"}, {"Policy", "", "stayput-gate-recorded"},
+		{"Webhook", "stayput-gate", "stayput-gate-recorded"}, {"Webhook", "stayput-gate", ""},
+	} {
+		must.Do(t, c.Upgrade(testContext(t), gatedBy(step.to)))
+		is := gatingObjects(t, c)
+		if strings.Contains(is, "webhookconfiguration") != (step.webhook != "") ||
+			strings.Contains(is, step.policies) != (step.policies != "") && step.policies != "" ||
+			strings.Contains(is, "policy") != (step.policies != "") {
+			t.Errorf("on the way to %s, pods are gated by %s", step.to, is)
+		}
+	}
+	t.Logf("%d pods would have been gated meanwhile", watch())
 }

@@ -1,3 +1,5 @@
+//go:build multus
+
 package cluster
 
 import (
@@ -21,6 +23,8 @@ import (
 )
 
 func TestAddressesOfPoolsReachPodsThroughThinMultus(t *testing.T) { throughMultus(t, false) }
+
+func TestAddressesOfPoolsReachPodsThroughThickMultus(t *testing.T) { throughMultus(t, true) }
 
 // twoLinks are a pool of each family for each of the two interfaces, and the network of the second one.
 const twoLinks = `
