@@ -57,7 +57,7 @@ func TestPodsAreGatedByAWebhookWithACertificateOfCertManager(t *testing.T) {
 
 	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
 	deletePods(t, c, ns, "web")
-	before = comesHome(t, c, ns, "web", before, true)
+	before = comeHome(t, c, ns, "web", before)
 
 	// A renewed certificate is served by the same processes, and no pod is missed meanwhile; nor when the Secret is lost.
 	for name, replace := range map[string]func(){
@@ -77,7 +77,7 @@ func TestPodsAreGatedByAWebhookWithACertificateOfCertManager(t *testing.T) {
 		}
 	}
 	deletePods(t, c, ns, "web")
-	before = comesHome(t, c, ns, "web", before, true)
+	before = comeHome(t, c, ns, "web", before)
 
 	// An uninstallation leaves no pod gated, and no certificate.
 	for _, n := range c.Nodes {
@@ -162,7 +162,7 @@ spec: {ca: {secretName: internal}}
 		for _, n := range c.Nodes {
 			kubectl(t, c, "uncordon", n.Name)
 		}
-		web = comesHome(t, c, ns, "web", web, true)
+		web = comeHome(t, c, ns, "web", web)
 	}
 
 	// All the time each pod is gated. cert-manager may take over the certificate that is there: it replaces that when it
@@ -185,7 +185,7 @@ spec: {ca: {secretName: internal}}
 	trusts("the controllers", func(is string) bool { return !byInternal(is) })
 	t.Logf("%d pods would have been gated meanwhile", watch())
 	deletePods(t, c, ns, "web")
-	comesHome(t, c, ns, "web", web, true)
+	comeHome(t, c, ns, "web", web)
 	if !controllersMay(t, c, "update", "", "secrets", "stayput-gate") {
 		t.Error("the controllers cannot renew their certificate")
 	}

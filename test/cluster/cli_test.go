@@ -1096,10 +1096,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	}
 	served(t, c, ns, "node-3")
 	apply(t, c, ns, spiderEndpointCRD)
-	t.Cleanup(func() {
-		_, err := c.Kubectl(context.Background(), "", "delete", "crd", "spiderendpoints.spiderpool.spidernet.io")
-		must.Do(t, err)
-	})
+	atEnd(t, c, "delete", "crd", "spiderendpoints.spiderpool.spidernet.io")
 	must.Do(t, c.WaitForCRDs(testContext(t)))
 	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))

@@ -65,7 +65,7 @@ func TestAPodOnANodeWronglySaidToBeOffIsHeardOrTakenDown(t *testing.T) {
 	if len(old) != 1 {
 		t.Fatalf("%v is that of %v", addr, old)
 	}
-	eventOn(t, c, ns, "web-0", "IPConflict", addr.String(), old[0])
+	saysOf(t, c, ns, "Pod", "web-0", "IPConflict", addr.String(), old[0])
 	only(lost.Name)
 	if is := speaks(time.Time{}); !slices.Equal(is, old) {
 		t.Errorf("while the old pod answers, %v is that of %v, and not of %v alone", addr, is, old)

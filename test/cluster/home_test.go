@@ -49,6 +49,26 @@ func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
 	}
 }
 
+// comeHome waits for the successors of all pods of a StatefulSet, and checks that they came home.
+func comeHome(
+	t *testing.T, c *lab.Cluster, ns, name string, before map[string]*corev1.Pod,
+) (after map[string]*corev1.Pod) {
+	t.Helper()
+	after = places(t, c, ns, name, len(before), before)
+	cameHome(t, before, after)
+	return after
+}
+
+// sameNodes checks that pods have the nodes of their predecessors.
+func sameNodes(t *testing.T, before, after map[string]*corev1.Pod) {
+	t.Helper()
+	for name, was := range before {
+		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName {
+			t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is.Spec.NodeName)
+		}
+	}
+}
+
 // deletePods deletes all pods of a StatefulSet at once.
 func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
 	t.Helper()
@@ -85,19 +105,24 @@ func startedOn(t *testing.T, c *lab.Cluster, ns, node string, w lab.Workload) *c
 	return ready(t, c, ns, w.Name+"-0")
 }
 
-// saysOf waits for an Event with a reason about an object and returns its message.
-func saysOf(t *testing.T, c *lab.Cluster, ns, kind, name, reason string) string {
+// saysOf waits for an Event with a reason about an object that says all of this, and returns its message.
+func saysOf(t *testing.T, c *lab.Cluster, ns, kind, name, reason string, all ...string) string {
 	t.Helper()
 	var message string
 	until(t, fmt.Sprintf("the Event %s about %s %s", reason, kind, name), func(ctx context.Context) bool {
 		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
 			FieldSelector: fmt.Sprintf("reason=%s,involvedObject.kind=%s,involvedObject.name=%s", reason, kind, name),
 		})
-		if err != nil || len(events.Items) == 0 {
+		if err != nil {
 			return false
 		}
-		message = events.Items[len(events.Items)-1].Message
-		return true
+		for _, e := range slices.Backward(events.Items) {
+			if !slices.ContainsFunc(all, func(want string) bool { return !strings.Contains(e.Message, want) }) {
+				message = e.Message
+				return true
+			}
+		}
+		return false
 	})
 	return message
 }
@@ -294,10 +319,7 @@ metadata: {name: %[1]s}
 spec: {policyName: %[1]s}
 `, ns), "apply", "-f", "-")
 	must.Do(t, err)
-	t.Cleanup(func() {
-		_, err := c.Kubectl(context.Background(), "", "delete", "mutatingadmissionpolicy,mutatingadmissionpolicybinding", ns)
-		must.Do(t, err)
-	})
+	atEnd(t, c, "delete", "mutatingadmissionpolicy,mutatingadmissionpolicybinding", ns)
 	until(t, "the other policy to be in force", func(ctx context.Context) bool {
 		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "probe"},

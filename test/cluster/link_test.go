@@ -55,19 +55,6 @@ func knows(t *testing.T, m *lab.Machine, a netip.Addr) (mac string) {
 	return mac
 }
 
-// eventOn waits for an Event on a pod that says all of this.
-func eventOn(t *testing.T, c *lab.Cluster, ns, pod, reason string, all ...string) {
-	t.Helper()
-	until(t, reason+" on "+pod, func(ctx context.Context) bool {
-		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
-			FieldSelector: "reason=" + reason + ",involvedObject.name=" + pod,
-		})
-		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return !slices.ContainsFunc(all, func(want string) bool { return !strings.Contains(e.Message, want) })
-		})
-	})
-}
-
 func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 	c := ownPools(t)
 	ns := namespace(t, c)
@@ -90,8 +77,8 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 	if !slices.Contains(taken, conflict) {
 		t.Errorf("%s is quarantined", conflict)
 	}
-	eventOn(t, c, ns, first, "AddressConflict", conflict, mac)
-	eventOn(t, c, ns, first, "IPConflict", conflict, mac)
+	saysOf(t, c, ns, "Pod", first, "AddressConflict", conflict, mac)
+	saysOf(t, c, ns, "Pod", first, "IPConflict", conflict, mac)
 	var pods map[string]*corev1.Pod
 	until(t, "both pods to be Ready with other addresses", func(ctx context.Context) bool {
 		pods = map[string]*corev1.Pod{}
@@ -122,7 +109,7 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 	must.Do(t, foreign.SetAddrs(prefixes(append(taken, was.Status.PodIP))...))
 	kubectl(t, c, "cordon", was.Spec.NodeName)
 	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), first, metav1.DeleteOptions{}))
-	eventOn(t, c, ns, first, "IPConflict", was.Status.PodIP, mac)
+	saysOf(t, c, ns, "Pod", first, "IPConflict", was.Status.PodIP, mac)
 	until(t, "the PodIP to say so", func(context.Context) bool {
 		return podIPs(t, c)[was.Status.PodIP].Status.Conflict == mac
 	})

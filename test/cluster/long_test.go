@@ -49,22 +49,22 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 		}
 		ns := namespace(t, c)
 		gatesSoon(t, c, ns)
-		comeHome := func() {}
+		allComeHome := func() {}
 		if helm == "uninstalls" { // once is enough
 			before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
 			recordedOnes := tilted(t, c, ns, lab.Workload{
 				Name: "node-only", Replicas: 4, Annotations: map[string]string{"stayput.io/home": "Required"},
 			})
 			recorded(t, c, ns, "node-only", recordedOnes)
-			comeHome = func() {
+			allComeHome = func() {
 				deletePods(t, c, ns, "web")
-				comesHome(t, c, ns, "web", before, true)
+				comeHome(t, c, ns, "web", before)
 				until(t, "recorded pods to be gated", func(ctx context.Context) bool {
 					pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
 					return err == nil && len(pod.Spec.SchedulingGates) == 1
 				})
 				deletePods(t, c, ns, "node-only")
-				comesHome(t, c, ns, "node-only", recordedOnes, false)
+				sameNodes(t, recordedOnes, places(t, c, ns, "node-only", len(recordedOnes), recordedOnes))
 			}
 		}
 
@@ -84,7 +84,7 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 		// The controllers of this release still serve a webhook. That nobody asks them any more does not disturb them.
 		must.Do(t, c.Controllers.Restart(testContext(t)))
 		t.Logf("%d pods would have been gated meanwhile", watch())
-		comeHome()
+		allComeHome()
 
 		if helm == "upgrades" {
 			watch := gatesAlways(t, c, ns)

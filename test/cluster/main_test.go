@@ -103,6 +103,17 @@ func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
 	return out
 }
 
+// atEnd runs kubectl when the test ends.
+func atEnd(t *testing.T, c *lab.Cluster, args ...string) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_, err := c.Kubectl(ctx, "", args...)
+		must.Do(t, err)
+	})
+}
+
 // apply applies YAML in a namespace.
 func apply(t *testing.T, c *lab.Cluster, namespace, yaml string) {
 	t.Helper()
@@ -201,11 +212,16 @@ func sandbox(t *testing.T, c *lab.Cluster, pod *corev1.Pod) lab.Pod {
 // reaches checks that one pod reaches another by its address.
 func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 	t.Helper()
-	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), ip(t, to))
+	reachesAt(t, c, from, to, ip(t, to))
+}
+
+// reachesAt checks that one pod reaches another by one of its addresses.
+func reachesAt(t *testing.T, c *lab.Cluster, from, to *corev1.Pod, addr netip.Addr) {
+	t.Helper()
+	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), addr)
 	must.Do(t, err)
-	if answer.Name != to.Name || !answer.Has(ip(t, to)) {
-		t.Errorf("%s asks %v, the address of %s, and %s with %v answers",
-			from.Name, ip(t, to), to.Name, answer.Name, answer.Addrs)
+	if answer.Name != to.Name || !answer.Has(addr) {
+		t.Errorf("%s asks %v, an address of %s, and %s with %v answers", from.Name, addr, to.Name, answer.Name, answer.Addrs)
 	}
 }
 

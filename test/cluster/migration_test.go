@@ -3,11 +3,14 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -29,12 +32,14 @@ func untouched(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 func promised(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 	t.Helper()
 	for name, pod := range pods {
-		want := pod.Spec.NodeName + " Bound " + pod.Status.PodIP + "\n"
 		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
-			said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", pod.Namespace, "-o",
-				`jsonpath={range .items[?(@.spec.podName=="`+name+`")]}`+
-					`{.spec.nodeName} {.status.phase} {.status.ips[0]}{"\n"}{end}`)
-			return err == nil && said == want
+			var all v1alpha1.RetainedIPList
+			if err := typed(t, c).List(ctx, &all, client.InNamespace(pod.Namespace)); err != nil {
+				return false
+			}
+			of := slices.DeleteFunc(all.Items, func(r v1alpha1.RetainedIP) bool { return r.Spec.PodName != name })
+			return len(of) == 1 && bound(&of[0]) && of[0].Spec.NodeName == pod.Spec.NodeName &&
+				of[0].Status.IPs[0] == pod.Status.PodIP
 		})
 	}
 }

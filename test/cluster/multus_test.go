@@ -185,15 +185,6 @@ func bothLinks(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) map[st
 	return has
 }
 
-// reachesAt checks that one pod reaches another by one of its addresses.
-func reachesAt(t *testing.T, c *lab.Cluster, from, to *corev1.Pod, addr netip.Addr) {
-	t.Helper()
-	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), addr)
-	if must.Do(t, err); answer.Name != to.Name {
-		t.Errorf("%s asks %v, an address of %s, and %s answers", from.Name, addr, to.Name, answer.Name)
-	}
-}
-
 // late is the annotation that names, in JSON, those that a webhook adds to a pod.
 const late = "example.com/late"
 
@@ -244,7 +235,7 @@ webhooks:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}
   rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
 `, config, ns))
-	t.Cleanup(func() { kubectlAtEnd(t, c, "delete", "mutatingwebhookconfiguration", "late") })
+	atEnd(t, c, "delete", "mutatingwebhookconfiguration", "late")
 	const (
 		networks = `"k8s.v1.cni.cncf.io/networks": "vlan20"`
 		all      = `"stayput.io/pools": "blue,green@net1"`
@@ -297,18 +288,10 @@ webhooks:
 		kubectl(t, c, "uncordon", pod.Spec.NodeName)
 	}
 	// Nobody has said of which pool an address for net1 would be, and the network has no others.
-	eventOn(t, c, ns, "nothing-0", "FailedCreatePodSandBox", "no address for interface net1", "vlan20 come from pools")
+	saysOf(t, c, ns, "Pod", "nothing-0", "FailedCreatePodSandBox", "no address for interface net1", "vlan20 come from pools")
 	if pod := getPod(t, c, ns, "nothing-0"); pod.Status.PodIP != "" {
 		t.Errorf("it has %s", pod.Status.PodIP)
 	}
 	must.Do(t, c.Client().AppsV1().StatefulSets(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{},
 		metav1.ListOptions{}))
-}
-
-// kubectlAtEnd is kubectl for a cleanup.
-func kubectlAtEnd(t *testing.T, c *lab.Cluster, args ...string) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_, err := c.Kubectl(ctx, "", args...)
-	must.Do(t, err)
 }

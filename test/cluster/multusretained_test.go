@@ -243,7 +243,7 @@ func askForAddresses(t *testing.T, c *lab.Cluster, ns string) {
 		deploy(t, c, ns, lab.Workload{Name: name, Replicas: 1, Annotations: map[string]string{
 			podNetworks: `[{"name": "fixed", "ips": ["` + asks + `"]}]`,
 		}, Node: node})
-		eventOn(t, c, ns, name+"-0", "FailedCreatePodSandBox", says)
+		saysOf(t, c, ns, "Pod", name+"-0", "FailedCreatePodSandBox", says)
 	}
 	refused("same", kept+"/16", kept+" is taken by pod fixed-0")
 	refused("outside", "10.9.0.1/16", "10.9.0.1] in no range of the network")

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -94,15 +93,13 @@ func TestPodsKeepTheirNodesWithoutAgents(t *testing.T) {
 // recorded waits until the nodes of all pods are recorded.
 func recorded(t *testing.T, c *lab.Cluster, ns, name string, pods map[string]*corev1.Pod) {
 	t.Helper()
-	until(t, "the nodes of all pods of "+name+" to be recorded", func(ctx context.Context) bool {
-		out, err := c.Kubectl(ctx, "", "get", "persistentpodstate", name, "-n", ns, "-o",
-			`go-template={{range $pod, $is := .status.podStates}}{{$pod}} {{$is.nodeName}}{{"\n"}}{{end}}`)
-		lines := strings.Split(strings.TrimSpace(out), "\n")
+	until(t, "the nodes of all pods of "+name+" to be recorded", func(context.Context) bool {
+		s := stateOf(t, c, ns, name)
 		for pod, is := range pods {
-			if !slices.Contains(lines, pod+" "+is.Spec.NodeName) {
+			if s == nil || s.Status.PodStates[pod].NodeName != is.Spec.NodeName {
 				return false
 			}
 		}
-		return err == nil
+		return true
 	})
 }

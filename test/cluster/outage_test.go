@@ -123,17 +123,6 @@ func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
 	noneGated(t, c)
 }
 
-func noneGated(t *testing.T, c *lab.Cluster) {
-	t.Helper()
-	pods, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
-	must.Do(t, err)
-	for i := range pods.Items {
-		if isGated(&pods.Items[i]) {
-			t.Errorf("%s/%s is gated", pods.Items[i].Namespace, pods.Items[i].Name)
-		}
-	}
-}
-
 func TestAnAPIServerRestartDuringReplacementsLosesNothing(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
@@ -157,11 +146,7 @@ func TestAnAPIServerRestartDuringReplacementsLosesNothing(t *testing.T) {
 	time.Sleep(11 * time.Second) // so that the leader gives up renewing its lease, and restarts
 	must.Do(t, c.APIServer.Start(testContext(t)))
 	cameHome(t, before, places(t, c, ns, "web", 4, before))
-	for name, pod := range places(t, c, ns, "plain", 2, recorded) {
-		if was := recorded[name].Spec.NodeName; pod.Spec.NodeName != was {
-			t.Errorf("%s was on %s and is on %s", name, was, pod.Spec.NodeName)
-		}
-	}
+	sameNodes(t, recorded, places(t, c, ns, "plain", 2, recorded))
 	noneGated(t, c)
 }
 

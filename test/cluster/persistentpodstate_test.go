@@ -384,11 +384,7 @@ func TestTheRecordOutlivesAWorkloadDeletedWithoutItsPods(t *testing.T) {
 		t.Fatalf("after the adoption, the object is %+v", is)
 	}
 	deletePods(t, c, ns, "web")
-	for name, pod := range places(t, c, ns, "web", 3, before) {
-		if pod.Spec.NodeName != before[name].Spec.NodeName {
-			t.Errorf("%s was on %s and is on %s", name, before[name].Spec.NodeName, pod.Spec.NodeName)
-		}
-	}
+	sameNodes(t, before, places(t, c, ns, "web", 3, before))
 
 	// If the orphans end before they are adopted, the record is deleted.
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
@@ -741,10 +737,7 @@ func define(t *testing.T, c *lab.Cluster, name, yaml string) {
 	t.Helper()
 	_, err := c.Kubectl(testContext(t), yaml, "apply", "-f", "-")
 	must.Do(t, err)
-	t.Cleanup(func() {
-		_, err := c.Kubectl(context.Background(), "", "delete", "crd", name)
-		must.Do(t, err)
-	})
+	atEnd(t, c, "delete", "crd", name)
 	must.Do(t, c.WaitForCRDs(testContext(t)))
 }
 
@@ -851,10 +844,7 @@ rules:
 - {apiGroups: [test.stayput.io], resources: [games/scale], verbs: [get]}
 `, "apply", "-f", "-")
 	must.Do(t, err)
-	t.Cleanup(func() {
-		_, err := c.Kubectl(context.Background(), "", "delete", "clusterrole", "test-games", "--ignore-not-found")
-		must.Do(t, err)
-	})
+	atEnd(t, c, "delete", "clusterrole", "test-games", "--ignore-not-found")
 	comesTo(t, c, ns, "by-hand", "to be fine with the permission", func(s *kruisev1alpha1.PersistentPodState) bool {
 		d := meta.FindStatusCondition(s.Status.Conditions, "Degraded")
 		return d != nil && d.Status == metav1.ConditionFalse && isTrue(s, "Recorded", "AllRecorded")

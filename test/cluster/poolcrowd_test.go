@@ -219,7 +219,7 @@ func TestManyPodsAtOnceGetAddressesOfPools(t *testing.T) {
 			}
 			if row == 0 {
 				for _, waits := range []string{"ten-10", "ten-29"} {
-					eventOn(t, c, ns, waits, "WaitingForAddress", "pool ten has no free address, of 10")
+					saysOf(t, c, ns, "Pod", waits, "WaitingForAddress", "pool ten has no free address, of 10")
 				}
 			}
 			for name := range has {

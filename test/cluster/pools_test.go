@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -85,7 +84,7 @@ spec:
 func podIPs(t *testing.T, c *lab.Cluster) map[string]v1alpha1.PodIP {
 	t.Helper()
 	var list v1alpha1.PodIPList
-	must.Do(t, json.Unmarshal([]byte(kubectl(t, c, "get", "podips", "-o", "json")), &list))
+	must.Do(t, typed(t, c).List(testContext(t), &list))
 	all := map[string]v1alpha1.PodIP{}
 	for _, ip := range list.Items {
 		all[ip.Name] = ip
@@ -367,14 +366,7 @@ func TestTheManualOfSpiderpoolsStatefulSet(t *testing.T) {
 	// Another pod gets nothing while its words cannot be read.
 	apply(t, c, ns, strings.NewReplacer("nginx", lab.WebImage, `["test-ippool"]`, `["test-*"]`,
 		"replicas: 2", "replicas: 1").Replace(spidersSet))
-	until(t, "an Event that says what is not supported", func(ctx context.Context) bool {
-		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
-			FieldSelector: "reason=InvalidAnnotation,involvedObject.name=test-sts-0",
-		})
-		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return strings.Contains(e.Message, `wildcards such as "test-*" are not supported`)
-		})
-	})
+	saysOf(t, c, ns, "Pod", "test-sts-0", "InvalidAnnotation", `wildcards such as "test-*" are not supported`)
 	if pod := getPod(t, c, ns, "test-sts-0"); !isGated(pod) {
 		t.Errorf("it does not wait: %+v", pod.Spec)
 	}
@@ -528,14 +520,7 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 	mend := cutOff(t, lost)
 	must.Do(t, c.WaitNotReady(testContext(t), lost))
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--force", "--grace-period=0")
-	until(t, "an Event that names the node and what to do", func(ctx context.Context) bool {
-		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
-			FieldSelector: "reason=WaitingForAddress,involvedObject.name=web-0",
-		})
-		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return strings.Contains(e.Message, "node "+lost.Name) && strings.Contains(e.Message, "out-of-service")
-		})
-	})
+	saysOf(t, c, ns, "Pod", "web-0", "WaitingForAddress", "node "+lost.Name, "out-of-service")
 	if pod := getPod(t, c, ns, "web-0"); !isGated(pod) || pod.UID == pods["web-0"].UID {
 		t.Errorf("the successor does not wait: %+v", pod.Spec)
 	}
@@ -547,7 +532,7 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 	// one does not start before the node is back, and has seen to it.
 	kubectl(t, c, "taint", "node", lost.Name, "node.kubernetes.io/out-of-service=:NoExecute")
 	heard := witness.Heard(ip(t, pods["web-0"]), time.Time{})
-	eventOn(t, c, ns, "web-0", "IPConflict", addr, heard[len(heard)-1])
+	saysOf(t, c, ns, "Pod", "web-0", "IPConflict", addr, heard[len(heard)-1])
 	if at := holders(t, c, addr); len(at) != 1 || !strings.HasPrefix(at[0], lost.Name+" ") {
 		t.Errorf("%s is configured at %v", addr, at)
 	}
@@ -649,12 +634,7 @@ func TestPodsOfPoolsStartWithoutTheGateAndAfterAReboot(t *testing.T) {
 		pod := getPod(t, c, ns, "late")
 		return pod.Spec.NodeName == node.Name && pod.Annotations[v1alpha1.AnnotationAddresses] != ""
 	})
-	until(t, "an ADD to fail", func(ctx context.Context) bool {
-		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
-			FieldSelector: "reason=FailedCreatePodSandBox,involvedObject.name=late",
-		})
-		return err == nil && len(events.Items) > 0
-	})
+	saysOf(t, c, ns, "Pod", "late", "FailedCreatePodSandBox")
 	must.Do(t, node.Agent.Start(testContext(t)))
 	late := ready(t, c, ns, "late")
 	holdTheirAddresses(t, c, map[string]*corev1.Pod{"late": late})
@@ -793,9 +773,7 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 	t.Log(out)
 	must.Do(t, err)
 	ready(t, c, ns, "waits-0")
-	if left := gatedPods(t, c); len(left) > 0 {
-		t.Errorf("gated: %v", left)
-	}
+	noneGated(t, c)
 	if left := held(t, c); left != "" {
 		t.Errorf("held: %s", left)
 	}
@@ -951,11 +929,7 @@ func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
 		holdTheirAddresses(t, c, is)
 		inPool = is
 		is = places(t, c, ns, "recorded", 2, recorded)
-		for name, was := range recorded {
-			if is[name].Spec.NodeName != was.Spec.NodeName {
-				t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is[name].Spec.NodeName)
-			}
-		}
+		sameNodes(t, recorded, is)
 		recorded = is
 		now := deployed(t, c, ns, "front", 2, front)
 		sameTogether(t, front, now)

@@ -45,13 +45,13 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	})
 	recorded(t, c, ns, "node-only", recordedOnes)
 	deletePods(t, c, ns, "web")
-	before = comesHome(t, c, ns, "web", before, true)
+	before = comeHome(t, c, ns, "web", before)
 	until(t, "recorded pods to be gated", func(ctx context.Context) bool {
 		pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
 		return err == nil && len(pod.Spec.SchedulingGates) == 1
 	})
 	deletePods(t, c, ns, "node-only")
-	comesHome(t, c, ns, "node-only", recordedOnes, false)
+	sameNodes(t, recordedOnes, places(t, c, ns, "node-only", len(recordedOnes), recordedOnes))
 	// Others are not held up, and what others hold is held by both.
 	if pod, err := wouldBe(testContext(t), c, ns, nil, nil); err != nil || len(pod.Spec.SchedulingGates) != 0 {
 		t.Errorf("an ordinary pod: %v: %v", pod.Spec.SchedulingGates, err)
@@ -100,7 +100,7 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	must.Do(t, c.APIServer.Restart(testContext(t)))
 	gatesSoon(t, c, ns)
 	deletePods(t, c, ns, "web")
-	before = comesHome(t, c, ns, "web", before, true)
+	before = comeHome(t, c, ns, "web", before)
 
 	// An uninstallation leaves no pod gated.
 	for _, n := range c.Nodes {
@@ -179,22 +179,6 @@ func gatesAlways(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 		}
 	})
 	return func() int { cancel(); wg.Wait(); return n }
-}
-
-// comesHome waits for the successors of all pods, which must be on the same nodes, with the same addresses if these are
-// retained.
-func comesHome(t *testing.T, c *lab.Cluster, ns, name string, before map[string]*corev1.Pod, retained bool,
-) map[string]*corev1.Pod {
-	t.Helper()
-	after := places(t, c, ns, name, len(before), before)
-	for pod, was := range before {
-		is := after[pod]
-		if is.Spec.NodeName != was.Spec.NodeName || retained && is.Status.PodIP != was.Status.PodIP {
-			t.Errorf("%s was on %s with %s, is on %s with %s", pod, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName,
-				is.Status.PodIP)
-		}
-	}
-	return after
 }
 
 // trustedAuthority returns whom the API server trusts at the webhook.
