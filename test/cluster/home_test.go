@@ -17,165 +17,6 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// place is where a pod is.
-type place struct{ node, ip string }
-
-// places waits until pods 0 to n-1 of a StatefulSet are Ready and replace those before, and returns them.
-func places(
-	t *testing.T, c *lab.Cluster, ns, name string, n int, before map[string]*corev1.Pod,
-) map[string]*corev1.Pod {
-	t.Helper()
-	pods := map[string]*corev1.Pod{}
-	for i := range n {
-		pod := fmt.Sprintf("%s-%d", name, i)
-		if old := before[pod]; old != nil {
-			pods[pod] = successor(t, c, old)
-		} else {
-			pods[pod] = ready(t, c, ns, pod)
-		}
-	}
-	return pods
-}
-
-// cameHome checks that pods have the nodes and addresses of their predecessors.
-func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
-	t.Helper()
-	for name, was := range before {
-		is := after[name]
-		if (place{was.Spec.NodeName, was.Status.PodIP}) != (place{is.Spec.NodeName, is.Status.PodIP}) {
-			t.Errorf("%s was on %s with %s and is on %s with %s",
-				name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName, is.Status.PodIP)
-		}
-	}
-}
-
-// comeHome waits for the successors of all pods of a StatefulSet, and checks that they came home.
-func comeHome(
-	t *testing.T, c *lab.Cluster, ns, name string, before map[string]*corev1.Pod,
-) (after map[string]*corev1.Pod) {
-	t.Helper()
-	after = places(t, c, ns, name, len(before), before)
-	cameHome(t, before, after)
-	return after
-}
-
-// sameNodes checks that pods have the nodes of their predecessors.
-func sameNodes(t *testing.T, before, after map[string]*corev1.Pod) {
-	t.Helper()
-	for name, was := range before {
-		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName {
-			t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is.Spec.NodeName)
-		}
-	}
-}
-
-// deletePods deletes all pods of a StatefulSet at once.
-func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
-	t.Helper()
-	must.Do(t, c.Client().CoreV1().Pods(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{},
-		metav1.ListOptions{LabelSelector: "app=" + name}))
-}
-
-// tilted starts the pods of a StatefulSet on two nodes only, so that the scheduler would rather have them on the third,
-// emptier one.
-func tilted(t *testing.T, c *lab.Cluster, ns string, w lab.Workload) map[string]*corev1.Pod {
-	t.Helper()
-	kubectl(t, c, "cordon", "node-3")
-	defer kubectl(t, c, "uncordon", "node-3")
-	deploy(t, c, ns, w)
-	pods := places(t, c, ns, w.Name, w.Replicas, nil)
-	for _, pod := range pods {
-		if pod.Spec.NodeName == "node-3" {
-			t.Fatalf("%s is on the node that should be empty", pod.Name)
-		}
-	}
-	return pods
-}
-
-// startedOn starts the only pod of a StatefulSet on a node without pinning it there.
-func startedOn(t *testing.T, c *lab.Cluster, ns, node string, w lab.Workload) *corev1.Pod {
-	t.Helper()
-	for _, n := range c.Nodes {
-		if n.Name != node {
-			kubectl(t, c, "cordon", n.Name)
-			defer kubectl(t, c, "uncordon", n.Name)
-		}
-	}
-	deploy(t, c, ns, w)
-	return ready(t, c, ns, w.Name+"-0")
-}
-
-// saysOf waits for an Event with a reason about an object that says all of this, and returns its message.
-func saysOf(t *testing.T, c *lab.Cluster, ns, kind, name, reason string, all ...string) string {
-	t.Helper()
-	var message string
-	until(t, fmt.Sprintf("the Event %s about %s %s", reason, kind, name), func(ctx context.Context) bool {
-		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
-			FieldSelector: fmt.Sprintf("reason=%s,involvedObject.kind=%s,involvedObject.name=%s", reason, kind, name),
-		})
-		if err != nil {
-			return false
-		}
-		for _, e := range slices.Backward(events.Items) {
-			if !slices.ContainsFunc(all, func(want string) bool { return !strings.Contains(e.Message, want) }) {
-				message = e.Message
-				return true
-			}
-		}
-		return false
-	})
-	return message
-}
-
-func isGated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
-		return g.Name == "stayput.io/placement"
-	})
-}
-
-// getPod returns a pod, Ready or not, or nil if there is none.
-func getPod(t *testing.T, c *lab.Cluster, ns, name string) *corev1.Pod {
-	t.Helper()
-	pod, err := c.Client().CoreV1().Pods(ns).Get(testContext(t), name, metav1.GetOptions{})
-	if err != nil {
-		return nil
-	}
-	return pod
-}
-
-// waitsFor waits until the successor of a pod is gated, and an Event says why.
-func waitsFor(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) (waiting *corev1.Pod) {
-	t.Helper()
-	until(t, "a gated "+was.Name, func(context.Context) bool {
-		waiting = getPod(t, c, was.Namespace, was.Name)
-		return waiting != nil && waiting.UID != was.UID && isGated(waiting)
-	})
-	if message := saysOf(t, c, was.Namespace, "Pod", was.Name, "WaitingForHome"); !strings.Contains(message, why) {
-		t.Errorf("the Event says %q, not %q", message, why)
-	}
-	return waiting
-}
-
-// soon is longer than a home-wait of 5s, and shorter than the default.
-const soon = 30 * time.Second
-
-// wentElsewhere waits until the successor of a pod with a home-wait of 5s is Ready on another node, and checks how long
-// it waited and what the Event says.
-func wentElsewhere(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) *corev1.Pod {
-	t.Helper()
-	after := successor(t, c, was)
-	if after.Spec.NodeName == was.Spec.NodeName {
-		t.Errorf("%s is at home, which %s", was.Name, why)
-	}
-	if waited := scheduledAt(after).Sub(after.CreationTimestamp.Time); waited < 4*time.Second || waited > soon {
-		t.Errorf("%s waited for %s", was.Name, waited)
-	}
-	if message := saysOf(t, c, was.Namespace, "Pod", was.Name, "HomeGivenUp"); !strings.Contains(message, why) {
-		t.Errorf("the Event says %q", message)
-	}
-	return after
-}
-
 func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
@@ -362,23 +203,6 @@ spec: {policyName: %[1]s}
 	}
 }
 
-// named matches a node by its name.
-// apartFrom is a term by which pods are on other nodes than those of an app.
-func apartFrom(app string) corev1.PodAffinityTerm {
-	return corev1.PodAffinityTerm{
-		TopologyKey: hostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
-	}
-}
-
-// rather are terms by which pods prefer a node.
-func rather(weight int32, node string) []corev1.PreferredSchedulingTerm {
-	return []corev1.PreferredSchedulingTerm{{Weight: weight, Preference: corev1.NodeSelectorTerm{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{
-			Key: hostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
-		}},
-	}}}
-}
-
 func named(node string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{
 		Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
@@ -498,15 +322,6 @@ func TestAnAddressExpiresOnTimeAfterItsPodWentElsewhere(t *testing.T) {
 		t.Errorf("the address was freed before %s", atHome.Status.Expires)
 	}
 	shows(t, c, ns, "web-0", after.Spec.NodeName, "bound", boundTo(after))
-}
-
-func scheduledAt(pod *corev1.Pod) time.Time {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			return c.LastTransitionTime.Time
-		}
-	}
-	return time.Time{}
 }
 
 func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {

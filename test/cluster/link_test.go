@@ -16,42 +16,10 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// machine plugs a machine that is none of the cluster's into the nodes' link.
-func machine(t *testing.T, c *lab.Cluster, addrs ...string) *lab.Machine {
-	t.Helper()
-	m, err := c.NewMachine("machine", prefixes(addrs)...)
-	must.Do(t, err)
-	t.Cleanup(func() { must.Do(t, m.Close()) })
-	return m
-}
-
-func prefixes(addrs []string) (all []netip.Prefix) {
-	for _, a := range addrs {
-		all = append(all, netip.PrefixFrom(netip.MustParseAddr(a), 16))
-	}
-	return all
-}
-
 func macOf(t *testing.T, m *lab.Machine) string {
 	t.Helper()
 	mac, err := m.MAC()
 	must.Do(t, err)
-	return mac
-}
-
-// knows waits until the machine knows whose an address is, and returns the MAC address.
-func knows(t *testing.T, m *lab.Machine, a netip.Addr) (mac string) {
-	t.Helper()
-	until(t, "an answer of "+a.String(), func(ctx context.Context) bool {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		_, err := m.Get(ctx, a)
-		return err == nil
-	})
-	mac, err := m.Neighbour(a)
-	if must.Do(t, err); mac == "" {
-		t.Fatalf("nobody's is %s", a)
-	}
 	return mac
 }
 

@@ -3,46 +3,12 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
-
-// untouched checks that pods were neither replaced nor restarted.
-func untouched(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
-	t.Helper()
-	for name, was := range pods {
-		is := ready(t, c, was.Namespace, name)
-		if is.UID != was.UID || is.Status.PodIP != was.Status.PodIP || is.Status.ContainerStatuses[0].RestartCount != 0 {
-			t.Errorf("%s was %s with %s and is %s with %s, restarted %d times",
-				name, was.UID, was.Status.PodIP, is.UID, is.Status.PodIP, is.Status.ContainerStatuses[0].RestartCount)
-		}
-	}
-}
-
-// promised waits until each pod's address is promised on its node and nowhere else: agents installed again correct the
-// objects that an uninstallation by kubectl left.
-func promised(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
-	t.Helper()
-	for name, pod := range pods {
-		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
-			var all v1alpha1.RetainedIPList
-			if err := typed(t, c).List(ctx, &all, client.InNamespace(pod.Namespace)); err != nil {
-				return false
-			}
-			of := slices.DeleteFunc(all.Items, func(r v1alpha1.RetainedIP) bool { return r.Spec.PodName != name })
-			return len(of) == 1 && bound(&of[0]) && of[0].Spec.NodeName == pod.Spec.NodeName &&
-				of[0].Status.IPs[0] == pod.Status.PodIP
-		})
-	}
-}
 
 func TestPodsOfHostLocalKeepTheirAddressesWhenStayputIsInstalled(t *testing.T) {
 	alone(t)

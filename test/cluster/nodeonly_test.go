@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -88,18 +87,4 @@ func TestPodsKeepTheirNodesWithoutAgents(t *testing.T) {
 	for i := range 6 {
 		ready(t, c, ns, fmt.Sprintf("preferred-%d", i))
 	}
-}
-
-// recorded waits until the nodes of all pods are recorded.
-func recorded(t *testing.T, c *lab.Cluster, ns, name string, pods map[string]*corev1.Pod) {
-	t.Helper()
-	until(t, "the nodes of all pods of "+name+" to be recorded", func(context.Context) bool {
-		s := stateOf(t, c, ns, name)
-		for pod, is := range pods {
-			if s == nil || s.Status.PodStates[pod].NodeName != is.Spec.NodeName {
-				return false
-			}
-		}
-		return true
-	})
 }

@@ -100,15 +100,6 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	cameHome(t, before, places(t, c, ns, "web", 3, before))
 }
 
-// onceStarted returns a function that starts the controllers again at its first call.
-func onceStarted(t *testing.T, c *lab.Cluster) func() {
-	return once(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		must.Do(t, c.Controllers.Start(ctx))
-	})
-}
-
 func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
@@ -372,4 +363,17 @@ func TestPodsComeHomeAfterAKubeletRestartAndCrashedContainersStay(t *testing.T) 
 		}
 	}
 	cameHome(t, before, after)
+}
+
+// startedOn starts the only pod of a StatefulSet on a node without pinning it there.
+func startedOn(t *testing.T, c *lab.Cluster, ns, node string, w lab.Workload) *corev1.Pod {
+	t.Helper()
+	for _, n := range c.Nodes {
+		if n.Name != node {
+			kubectl(t, c, "cordon", n.Name)
+			defer kubectl(t, c, "uncordon", n.Name)
+		}
+	}
+	deploy(t, c, ns, w)
+	return ready(t, c, ns, w.Name+"-0")
 }

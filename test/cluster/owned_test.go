@@ -2,8 +2,6 @@ package cluster
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -182,41 +180,6 @@ func TestOrphansKeepTheirAddresses(t *testing.T) {
 	cameHome(t, before, after)
 	if after["web-0"].UID != before["web-0"].UID {
 		t.Error("web-0 was not adopted")
-	}
-}
-
-// deployed waits until a Deployment has n Ready pods, none of which is among those before.
-func deployed(t *testing.T, c *lab.Cluster, ns, name string, n int, before []*corev1.Pod) (pods []*corev1.Pod) {
-	t.Helper()
-	until(t, fmt.Sprintf("%d pods of %s", n, name), func(ctx context.Context) bool {
-		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
-		if err != nil {
-			return false
-		}
-		pods = nil
-		for i := range list.Items {
-			pod := &list.Items[i]
-			if lab.Ready(pod) && !slices.ContainsFunc(before, func(b *corev1.Pod) bool { return b.UID == pod.UID }) {
-				pods = append(pods, pod)
-			}
-		}
-		return len(pods) == n
-	})
-	return pods
-}
-
-// sameTogether checks that pods have the addresses, on the nodes, of those before, whichever has which.
-func sameTogether(t *testing.T, before, after []*corev1.Pod) {
-	t.Helper()
-	at := func(pods []*corev1.Pod) (all []string) {
-		for _, pod := range pods {
-			all = append(all, pod.Status.PodIP+" on "+pod.Spec.NodeName)
-		}
-		slices.Sort(all)
-		return all
-	}
-	if !slices.Equal(at(before), at(after)) {
-		t.Errorf("the addresses were %v and are %v", at(before), at(after))
 	}
 }
 

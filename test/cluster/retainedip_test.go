@@ -2,133 +2,20 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"net"
-	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
-
-// retainedIP returns a pod's RetainedIP, or nil if there is none.
-func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.RetainedIP {
-	t.Helper()
-	var r v1alpha1.RetainedIP
-	key := types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}
-	err := typed(t, c).Get(testContext(t), key, &r)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	must.Do(t, err)
-	return &r
-}
-
-// shows waits until a pod's RetainedIP exists and ok accepts it. The definition may be missing at first.
-func shows(
-	t *testing.T, c *lab.Cluster, ns, pod, node, what string, ok func(*v1alpha1.RetainedIP) bool,
-) *v1alpha1.RetainedIP {
-	t.Helper()
-	var r v1alpha1.RetainedIP
-	cl := typed(t, c)
-	until(t, fmt.Sprintf("the RetainedIP of %s on %s to be %s", pod, node, what), func(ctx context.Context) bool {
-		r = v1alpha1.RetainedIP{}
-		err := cl.Get(ctx, types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
-		return err == nil && ok(&r)
-	})
-	return &r
-}
-
-func bound(r *v1alpha1.RetainedIP) bool    { return r.Status.Phase == v1alpha1.PhaseBound }
-func retained(r *v1alpha1.RetainedIP) bool { return r.Status.Phase == v1alpha1.PhaseRetained }
-
-// boundTo accepts a RetainedIP that is bound to this very pod.
-func boundTo(pod *corev1.Pod) func(*v1alpha1.RetainedIP) bool {
-	return func(r *v1alpha1.RetainedIP) bool { return bound(r) && r.Status.PodUID == string(pod.UID) }
-}
-
-// vanishes waits until an object is deleted; another may have its name.
-func vanishes(t *testing.T, c *lab.Cluster, was *v1alpha1.RetainedIP) {
-	t.Helper()
-	cl := typed(t, c)
-	until(t, "RetainedIP "+was.Name+" to be deleted", func(ctx context.Context) bool {
-		var r v1alpha1.RetainedIP
-		err := cl.Get(ctx, client.ObjectKeyFromObject(was), &r)
-		return apierrors.IsNotFound(err) || err == nil && r.UID != was.UID
-	})
-}
-
-// addressFile returns the address file of a RetainedIP in the node's ledger, and whether it exists.
-func addressFile(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) (content string, there bool) {
-	t.Helper()
-	b, err := os.ReadFile(n.Path(filepath.Join("/var/lib/cni/networks", r.Status.Addresses[0].Network, r.Status.IPs[0])))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", false
-	}
-	must.Do(t, err)
-	return string(b), true
-}
-
-func freed(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) {
-	t.Helper()
-	until(t, r.Status.IPs[0]+" to be free", func(context.Context) bool {
-		_, there := addressFile(t, n, r)
-		return !there
-	})
-}
-
-func setRelease(t *testing.T, c *lab.Cluster, r *v1alpha1.RetainedIP) {
-	t.Helper()
-	must.Do(t, typed(t, c).Patch(testContext(t), r.DeepCopy(),
-		client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
-}
-
-func scale(t *testing.T, c *lab.Cluster, ns, name string, replicas int) {
-	t.Helper()
-	kubectl(t, c, "scale", "statefulset/"+name, "--replicas="+strconv.Itoa(replicas), "-n", ns)
-}
-
-// stopped scales a StatefulSet of one pod to zero, and returns the pod's RetainedIP once it is retained.
-func stopped(t *testing.T, c *lab.Cluster, pod *corev1.Pod) *v1alpha1.RetainedIP {
-	t.Helper()
-	scale(t, c, pod.Namespace, strings.TrimSuffix(pod.Name, "-0"), 0)
-	return shows(t, c, pod.Namespace, pod.Name, pod.Spec.NodeName, "retained", retained)
-}
-
-// ask returns the answer of a node's agent to an HTTP GET.
-func ask(t *testing.T, n *lab.ClusterNode, path string) string {
-	t.Helper()
-	cl := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return n.Dial(ctx, network, n.Agent.Address().String())
-		},
-	}}
-	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://agent"+path, nil)
-	must.Do(t, err)
-	answer, err := cl.Do(req)
-	must.Do(t, err)
-	defer answer.Body.Close()
-	b, err := io.ReadAll(answer.Body)
-	must.Do(t, err)
-	return string(b)
-}
 
 func apiSays(t *testing.T, n *lab.ClusterNode) string {
 	t.Helper()

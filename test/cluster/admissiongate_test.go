@@ -1,0 +1,273 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/test/must"
+)
+
+// heard collects the warnings of an API server.
+type heard struct {
+	mu       sync.Mutex
+	warnings []string
+}
+
+func (h *heard) HandleWarningHeader(_ int, _, text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.warnings = append(h.warnings, text)
+}
+
+func (h *heard) says(advice string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.warnings, func(w string) bool { return strings.Contains(w, advice) })
+}
+
+func TestARetentionThatDoesNothingIsWarnedOf(t *testing.T) {
+	g := guardedWith(t, true)
+	const retain, shared = "stayput.io/retain-ip: 10m", "stayput.io/retain-ip: 10m, stayput.io/identity: db"
+	const home = "stayput.io/home: Required"
+	const noAddress = "retained for a pod that never comes back: set stayput.io/identity"
+	const noNode = "none comes back to its node: use a StatefulSet"
+	for _, w := range []struct {
+		apiVersion, kind, annotations string
+		warned                        string
+	}{
+		{"apps/v1", "Deployment", retain, noAddress},
+		{"batch/v1", "Job", retain, noAddress},
+		{"batch/v1", "CronJob", retain, noAddress},
+		{"apps.kruise.io/v1beta1", "CloneSet", retain, noAddress},
+		{"batch/v1", "CronJob", `io.kubernetes.cri/reserved-ip-duration: "10"`, noAddress},
+		{"apps/v1", "Deployment", home, noNode},
+		{"batch/v1", "CronJob", home, noNode},
+		{"apps/v1", "Deployment", shared + ", " + home, ""},
+		{"apps/v1", "Deployment", home + ", stayput.io/pools: blue", ""},
+		{"apps/v1", "StatefulSet", home, ""},
+		{"apps/v1", "Deployment", shared, ""},
+		{"batch/v1", "Job", shared, ""},
+		{"batch/v1", "CronJob", "other: annotation", ""},
+		{"apps/v1", "StatefulSet", retain, ""},
+	} {
+		t.Run(w.kind+" with "+w.annotations, func(t *testing.T) {
+			until(t, "the answer", func(ctx context.Context) bool { // policies take effect within seconds
+				h := &heard{}
+				as := rest.CopyConfig(g.admin)
+				as.WarningHandler = h
+				_, err := create(template(w.apiVersion, w.kind, w.annotations))(ctx, g, as)
+				must.Do(t, err)
+				return h.says(noAddress) == (w.warned == noAddress) && h.says(noNode) == (w.warned == noNode)
+			})
+		})
+	}
+}
+
+// The policy for the controller relies on it.
+func TestOnlyTheNodeAffinityOfAPodCanBeChanged(t *testing.T) {
+	g := guardedWith(t, true)
+	for _, text := range []string{
+		`{spec: {affinity: {podAntiAffinity: null}}}`,
+		`{spec: {affinity: {podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, podAffinityTerm: {topologyKey: zone}}]}}}}`,
+	} {
+		for _, as := range []*rest.Config{g.admin, g.controller} {
+			if _, err := merge(podKind, "waiting", text)(testContext(t), g, as); !apierrors.IsInvalid(err) {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+	}
+}
+
+// A gateAttempt is a pod, and its gates once it has been created.
+type gateAttempt struct {
+	name  string
+	pod   string
+	gates []string
+}
+
+// labelled gives an owned pod the label of the pods of a StatefulSet.
+func labelled(pod string) string {
+	return strings.Replace(pod, "labels: {", "labels: {controller-revision-hash: bad-1, ", 1)
+}
+
+func ownedPod(namespace, apiVersion, kind, name, annotations, spec string) string {
+	return fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: new-0, namespace: %s, labels: {statefulset.kubernetes.io/pod-name: new-0}, annotations: {%s}, ownerReferences: [
+{apiVersion: %s, kind: %s, name: %s, uid: u, controller: true}]}, spec: {%s containers: [
+{name: c, image: i, env: [{name: TWICE, value: a}, {name: TWICE, value: b}]}]}}`, namespace, annotations, apiVersion, kind, name, spec)
+}
+
+var gateAttempts = func() []gateAttempt {
+	const (
+		ours     = "stayput.io/placement"
+		retain   = "stayput.io/retain-ip: 10m"
+		reserved = `io.kubernetes.cri/reserved-ip-duration: "10"`
+		pools    = "stayput.io/pools: blue"
+		noPools  = `stayput.io/pools: ""`
+		theirs   = `ipam.spidernet.io/ippool: "{}"`
+	)
+	sts := func(name, annotations, spec string) string {
+		return ownedPod("guarded", "apps/v1", "StatefulSet", name, annotations, spec)
+	}
+	return []gateAttempt{
+		{"a pod that asks for nothing", sts("web", "", ""), nil},
+		{"a pod that asks for its address", sts("web", retain, ""), []string{ours}},
+		{"a pod with OpenKruise's annotation", sts("web", reserved, ""), []string{ours}},
+		{"a pod with both annotations", sts("web", retain+", "+reserved, ""), []string{ours}},
+		{"a pod with other gates",
+			sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{"a/b", "c/d", ours}},
+		{"a pod whose template has the gate",
+			sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"}},
+		{"a pod with a node", sts("web", retain, "nodeName: node-1,"), nil},
+		{"a pod in the host network", sts("web", retain, "hostNetwork: true,"), nil},
+		{"a pod of a DaemonSet", ownedPod("guarded", "apps/v1", "DaemonSet", "web", retain, ""), nil},
+		{"a pod without an owner", fmt.Sprintf(newPod, retain), []string{ours}},
+		{"a pod that only has another annotation of ours", sts("web", "stayput.io/home-wait: 10s", ""), nil},
+		{"a pod of the system namespace", ownedPod("stayput-system", "apps/v1", "StatefulSet", "web", retain, ""), nil},
+
+		{"a pod that asks for addresses of pools", sts("web", pools, ""), []string{ours}},
+		{"a pod that asks for them, and to keep them", sts("web", retain+", "+pools, ""), []string{ours}},
+		{"a pod that asks for them, with other gates",
+			sts("web", pools, "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
+		{"a pod that asks for them, of a recorded workload", sts("db", pools, ""), []string{ours}},
+		{"a pod that asks for none", sts("web", noPools, ""), nil},
+		{"a pod that asks for them with a node", sts("web", pools, "nodeName: node-1,"), nil},
+		{"a pod that asks for them in the host network", sts("web", pools, "hostNetwork: true,"), nil},
+		{"a pod of a DaemonSet that asks for them",
+			ownedPod("guarded", "apps/v1", "DaemonSet", "web", pools, ""), nil},
+		{"a pod of a namespace with pools", ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", ""), []string{ours}},
+		{"a pod of a namespace with pools that asks for none",
+			ownedPod("pooled", "apps/v1", "StatefulSet", "web", noPools, ""), nil},
+		{"a pod of a namespace with pools with a node",
+			ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
+
+		{"a pod that asks in Spiderpool's words", sts("web", theirs, ""), []string{ours}},
+		{"a pod that asks for several interfaces", sts("web", `ipam.spidernet.io/ippools: "?"`, ""), []string{ours}},
+		{"a pod that asks for a subnet of Spiderpool", sts("web", `ipam.spidernet.io/subnet: "?"`, ""), []string{ours}},
+		{"a pod whose words of Spiderpool are empty", sts("web", `ipam.spidernet.io/ippool: ""`, ""), nil},
+		{"a pod that asks in Spiderpool's words, and for none", sts("web", theirs+", "+noPools, ""), nil},
+		{"a pod of a namespace with Spiderpool's defaults", ownedPod("theirs", "apps/v1", "StatefulSet", "web", "", ""),
+			[]string{ours}},
+		{"a pod of a namespace with Spiderpool's defaults that asks for none",
+			ownedPod("theirs", "apps/v1", "StatefulSet", "web", noPools, ""), nil},
+		{"a pod of a namespace with Spiderpool's defaults and none of ours",
+			ownedPod("unpooled", "apps/v1", "StatefulSet", "web", "", ""), nil},
+		{"a pod of that namespace that asks in Spiderpool's words",
+			ownedPod("unpooled", "apps/v1", "StatefulSet", "web", theirs, ""), []string{ours}},
+
+		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
+		{"a pod of a recorded workload of another group",
+			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours}},
+		{"a pod of a recorded workload in the host network", sts("db", "", "hostNetwork: true,"), []string{ours}},
+		{"a pod of a recorded workload with a node", sts("db", "", "nodeName: node-1,"), nil},
+		{"a pod of a recorded workload with other gates",
+			sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
+		{"a pod of a recorded workload that asks for its address", sts("db", retain, ""), []string{ours}},
+		{"a pod of a workload whose name begins like a recorded one", sts("d", "", ""), nil},
+		{"a pod of a workload whose kind ends like a recorded one's",
+			ownedPod("guarded", "apps/v1", "Set", "db", "", ""), nil},
+		{"a pod of a workload of the same name in another group",
+			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
+		{"a pod of a workload of the same name and another kind",
+			ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
+		{"a pod of a workload of the same name in another namespace",
+			ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},
+		{"a pod of a recorded workload without the label of a StatefulSet's pods",
+			strings.Replace(sts("db", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil},
+		{"a pod that a recorded workload owns but does not control",
+			strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil},
+	}
+}()
+
+func gatesOf(pod *unstructured.Unstructured) (names []string) {
+	gates, _, _ := unstructured.NestedSlice(pod.Object, "spec", "schedulingGates")
+	for _, g := range gates {
+		name, _, _ := unstructured.NestedString(g.(map[string]any), "name")
+		names = append(names, name)
+	}
+	return names
+}
+
+func TestOnlyPodsThatMayHaveAHomeAreGated(t *testing.T) {
+	g := guardedWith(t, true)
+	for _, p := range slices.SortedFunc(slices.Values(gateAttempts), func(a, b gateAttempt) int {
+		return len(b.gates) - len(a.gates) // first the gated ones, which wait for the policies
+	}) {
+		gated := slices.Contains(p.gates, "stayput.io/placement")
+		if ok := t.Run(p.name, func(t *testing.T) {
+			var gates []string
+			if gated {
+				until(t, "the gate", func(ctx context.Context) bool {
+					made, err := create(p.pod)(ctx, g, g.admin)
+					must.Do(t, err)
+					gates = gatesOf(made)
+					return slices.Contains(gates, "stayput.io/placement")
+				})
+			} else {
+				made, err := create(p.pod)(testContext(t), g, g.admin)
+				must.Do(t, err)
+				gates = gatesOf(made)
+			}
+			if !slices.Equal(gates, p.gates) {
+				t.Errorf("gates %v, want %v", gates, p.gates)
+			}
+		}); gated && !ok {
+			t.FailNow() // the others would wait as long
+		}
+	}
+
+	// Spiderpool's words count by a right of the controller alone.
+	rights, err := manifests(testContext(t), "34-*.yaml")
+	must.Do(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		_, err := g.c.Kubectl(ctx, rights, "apply", "--server-side", "-f", "-")
+		must.Do(t, err)
+	})
+	kubectl(t, g.c, "delete", "clusterrolebinding", "stayput-controller-pools-spiderpool")
+	for _, pod := range []string{
+		ownedPod("guarded", "apps/v1", "StatefulSet", "web", `ipam.spidernet.io/ippool: "{}"`, ""),
+		ownedPod("theirs", "apps/v1", "StatefulSet", "web", "", ""),
+	} {
+		until(t, "Spiderpool's words not to count", func(ctx context.Context) bool {
+			made, err := create(pod)(ctx, g, g.admin)
+			must.Do(t, err)
+			return len(gatesOf(made)) == 0
+		})
+	}
+}
+
+// If the policy's parameter were a custom resource, it would be unknown for 30 s here, and pods would slip through.
+func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
+	g := guardedWith(t, true)
+	must.Do(t, g.c.APIServer.Kill())
+	must.Do(t, g.c.APIServer.Start(testContext(t)))
+	created := 0
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		for _, pod := range []string{
+			ownedPod("guarded", "apps/v1", "StatefulSet", "web", "stayput.io/retain-ip: 10m", ""),
+			ownedPod("guarded", "apps/v1", "StatefulSet", "db", "", ""),
+		} {
+			made, err := create(pod)(testContext(t), g, g.admin)
+			if err != nil {
+				continue // the API server is still starting
+			}
+			created++
+			if !slices.Contains(gatesOf(made), "stayput.io/placement") {
+				t.Fatalf("pod %d is not gated: %s", created, pod)
+			}
+		}
+	}
+	if created < 10 {
+		t.Errorf("only %d pods were created", created)
+	}
+}

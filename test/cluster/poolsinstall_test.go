@@ -1,0 +1,257 @@
+package cluster
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
+)
+
+// held returns the PodIPs and pools that have a finalizer.
+func held(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	return kubectl(t, c, "get", "podips,podippools", "-o",
+		`jsonpath={range .items[?(@.metadata.finalizers)]}{.kind}/{.metadata.name} {end}`)
+}
+
+const poolKinds = "podippools.stayput.io podips.stayput.io podiprolls.stayput.io podipanswers.stayput.io"
+
+// noDefinitionsOfPools waits until none is left.
+func noDefinitionsOfPools(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	until(t, "the definitions of pools to go", func(ctx context.Context) bool {
+		out, err := c.Kubectl(ctx, "", append([]string{"get", "crd", "--ignore-not-found", "-o", "name"},
+			strings.Fields(poolKinds)...)...)
+		return err == nil && out == ""
+	})
+}
+
+func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) {
+	c := ownPools(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, pool)
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{
+		Name: "kept", Replicas: 1, Annotations: retain("1h", "stayput.io/pools", "blue"), Unprobed: true,
+	})
+	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
+	holdTheirAddresses(t, c, web)
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
+	keptAt := kept["kept-0"].Status.PodIP
+	until(t, "the address of kept-0 to be retained", func(context.Context) bool {
+		return podIPs(t, c)[keptAt].Status.Phase == v1alpha1.PodIPRetained
+	})
+	deploy(t, c, ns, lab.Workload{Name: "waits", Replicas: 1, Annotations: pools("green"), Unprobed: true})
+	until(t, "waits-0 to wait", func(ctx context.Context) bool {
+		pod, err := c.Client().CoreV1().Pods(ns).Get(ctx, "waits-0", metav1.GetOptions{})
+		return err == nil && isGated(pod)
+	})
+
+	// 1. Uninstalled by Helm, nothing is gated or held, and addresses stay: of pods that run, and kept ones.
+	out, err := c.Uninstall(testContext(t))
+	t.Log(out)
+	must.Do(t, err)
+	ready(t, c, ns, "waits-0")
+	noneGated(t, c)
+	if left := held(t, c); left != "" {
+		t.Errorf("held: %s", left)
+	}
+	if ips := podIPs(t, c); len(ips) != 3 {
+		t.Errorf("the PodIPs are %v", ips)
+	}
+	untouched(t, c, web)
+	// Pods come and go meanwhile.
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-1", metav1.DeleteOptions{}))
+	if other := successor(t, c, web["web-1"]); strings.HasPrefix(other.Status.PodIP, "10.6.168.") {
+		t.Errorf("nobody serves pools, and web-1 has %s", other.Status.PodIP)
+	}
+
+	// 2. Installed again, all is as before.
+	values := map[string]any{"crds": map[string]any{"keep": false}}
+	for key, value := range poolsOn {
+		values[key] = value
+	}
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: values}))
+	untouched(t, c, map[string]*corev1.Pod{"web-0": web["web-0"]})
+	until(t, "what is used to be held again", func(context.Context) bool {
+		return len(strings.Fields(held(t, c))) == 4
+	})
+	holdTheirAddresses(t, c, map[string]*corev1.Pod{"web-0": web["web-0"]})
+	now := map[string]*corev1.Pod{"web-0": getPod(t, c, ns, "web-0"), "web-1": getPod(t, c, ns, "web-1")}
+	deletePods(t, c, ns, "web")
+	after := places(t, c, ns, "web", 2, now)
+	keptAddresses(t, web, after)
+	holdTheirAddresses(t, c, after)
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=1")
+	again := places(t, c, ns, "kept", 1, nil)
+	keptAddresses(t, kept, again)
+
+	// 3. Uninstalled with the definitions, nothing is left but the pods.
+	out, err = c.Uninstall(testContext(t))
+	t.Log(out)
+	must.Do(t, err)
+	noDefinitionsOfPools(t, c)
+	untouched(t, c, after)
+	untouched(t, c, again)
+
+	// 4. If the rights go first, as by kubectl, the command that is there for it lets the definitions go.
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
+	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml",
+		"-f", "../../deploy/pools-gate-policies.yaml")
+	apply(t, c, ns, pool)
+	until(t, "the addresses of all pods to be known again", func(context.Context) bool {
+		ips := podIPs(t, c)
+		for _, pods := range []map[string]*corev1.Pod{after, again} {
+			for _, pod := range pods {
+				if ips[pod.Status.PodIP].Spec.PodUID != string(pod.UID) {
+					return false
+				}
+			}
+		}
+		return len(ips) == 3
+	})
+	holdTheirAddresses(t, c, after)
+	until(t, "all of it to be held again", func(context.Context) bool { // the pool a moment after its addresses
+		return len(strings.Fields(held(t, c))) == 4
+	})
+	// The policies would be the first sign of an uninstallation, in which the controller lets go what it may.
+	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml", "-f", "../../deploy/pools-gate-policies.yaml")
+	_, err = c.Uninstall(testContext(t))
+	must.Do(t, err)
+	untouched(t, c, after)
+	if n := len(strings.Fields(held(t, c))); n != 4 {
+		t.Errorf("%d are held, want 4", n)
+	}
+	product, err := buildOnce(t.Context())
+	must.Do(t, err)
+	config, err := c.Kubeconfig()
+	must.Do(t, err)
+	said, err := exec.CommandContext(testContext(t), product.Controller, "uninstall",
+		"--kubeconfig="+config).CombinedOutput()
+	t.Logf("%s", said)
+	must.Do(t, err)
+	if left := held(t, c); left != "" {
+		t.Errorf("held: %s", left)
+	}
+	kubectl(t, c, "delete", "-f", "../../deploy/pools-crds.yaml", "--wait=false")
+	noDefinitionsOfPools(t, c)
+	kubectl(t, c, "delete", "statefulset", "web", "kept", "-n", ns)
+	for _, pod := range after {
+		until(t, pod.Name+" to go", func(ctx context.Context) bool {
+			_, err := c.Client().CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
+		if at := holders(t, c, pod.Status.PodIP); len(at) > 0 {
+			t.Errorf("%s of %s is still at %v", pod.Status.PodIP, pod.Name, at)
+		}
+	}
+}
+
+func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
+	alone(t)
+	c := onOneLink(t, lab.ClusterOptions{})
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Chart: chartBefore(t)}))
+	ns := namespace(t, c)
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: retain("1h"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{Name: "kept", Replicas: 1, Annotations: retain("1h"), Unprobed: true})
+	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
+	shows(t, c, ns, "kept-0", kept["kept-0"].Spec.NodeName, "to be retained", retained)
+	deploy(t, c, ns, lab.Workload{Name: "recorded", Replicas: 2, Own: requiresNode, Unprobed: true})
+	recorded := places(t, c, ns, "recorded", 2, nil)
+	comesTo(t, c, ns, "recorded", "to record two pods", recordsAll(2))
+	for _, pod := range web {
+		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+	}
+	ids := uids(t, c, ns)
+
+	_, _, image := builtImage(t)
+	must.Do(t, c.LoadImage(testContext(t), image))
+	must.Do(t, c.Upgrade(testContext(t), poolsOn))
+	untouched(t, c, web)
+	apply(t, c, ns, pool)
+	deploy(t, c, ns, lab.Workload{Name: "pooled", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
+	inPool := places(t, c, ns, "pooled", 2, nil)
+	holdTheirAddresses(t, c, inPool)
+	if is := uids(t, c, ns); is != ids {
+		t.Errorf("after the upgrade the RetainedIPs are\n%swant\n%s", is, ids)
+	}
+
+	// The version before has no identities.
+	deploy(t, c, ns, lab.Workload{
+		Kind: "Deployment", Name: "front", Replicas: 2, Annotations: retain("while-owned", "stayput.io/identity", "front"),
+		Strategy: recreate, Unprobed: true,
+	})
+	front := deployed(t, c, ns, "front", 2, nil)
+	identified := func() {
+		t.Helper()
+		for _, pod := range front {
+			shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, with its identity", func(r *v1alpha1.RetainedIP) bool {
+				return boundTo(pod)(r) && r.Spec.Identity == "front"
+			})
+		}
+	}
+	identified()
+
+	// Each has what it was promised when all are made again at once; those of an identity if the others have ended.
+	againAll := func() {
+		t.Helper()
+		kubectl(t, c, "rollout", "restart", "deployment/front", "-n", ns)
+		for _, name := range []string{"web", "pooled", "recorded"} {
+			deletePods(t, c, ns, name)
+		}
+		is := places(t, c, ns, "web", 2, web)
+		cameHome(t, web, is)
+		web = is
+		is = places(t, c, ns, "pooled", 2, inPool)
+		keptAddresses(t, inPool, is)
+		holdTheirAddresses(t, c, is)
+		inPool = is
+		is = places(t, c, ns, "recorded", 2, recorded)
+		sameNodes(t, recorded, is)
+		recorded = is
+		now := deployed(t, c, ns, "front", 2, front)
+		sameTogether(t, front, now)
+		front = now
+	}
+	againAll()
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=1")
+	cameHome(t, kept, places(t, c, ns, "kept", 1, nil))
+
+	// After a rollback all run on, and the addresses of pools stay; after another upgrade they are theirs as before.
+	podIPIDs := func() string {
+		t.Helper()
+		return kubectl(t, c, "get", "podips", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+	}
+	had := podIPIDs()
+	_, err := c.Helm(testContext(t), "rollback", lab.Release, "1", "--namespace="+lab.SystemNamespace)
+	must.Do(t, err)
+	must.Do(t, c.WaitInstalled(testContext(t)))
+	runOn := func() {
+		t.Helper()
+		shared := map[string]*corev1.Pod{}
+		for _, pod := range front {
+			shared[pod.Name] = pod
+		}
+		for _, pods := range []map[string]*corev1.Pod{web, inPool, recorded, shared} {
+			untouched(t, c, pods)
+		}
+		if is := podIPIDs(); is != had {
+			t.Errorf("the PodIPs were\n%sand are\n%s", had, is)
+		}
+	}
+	runOn()
+	must.Do(t, c.Upgrade(testContext(t), poolsOn))
+	runOn()
+	holdTheirAddresses(t, c, inPool)
+	identified()
+	againAll()
+}
