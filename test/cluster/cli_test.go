@@ -90,7 +90,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	scale(t, c, ns, "web", 1)
 	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
 
-	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") ||
+	if s := stayput(t, c, ns, "release", "web-0", "--yes"); s.code != 1 || !strings.Contains(s.err, "in use") ||
 		!strings.Contains(s.err, "scale StatefulSet web down") {
 		t.Errorf("release of a bound address: %+v", s)
 	}
@@ -103,11 +103,16 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	if _, there := addressFile(t, c.Node("node-1"), kept); !there {
 		t.Fatal("a dry run has released it")
 	}
-	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") ||
-		!strings.Contains(s.err, kept.Status.IPs[0]) {
-		t.Errorf("--all without a terminal: %+v", s)
+	for _, what := range []string{"web-1", "--all"} {
+		if s := stayput(t, c, ns, "release", what); s.code != 1 || !strings.Contains(s.err, "--yes") ||
+			strings.Count(s.err, "\n") != 1 {
+			t.Errorf("release %s without a terminal: %+v", what, s)
+		}
 	}
-	out := works(t, c, ns, "release", "web-1")
+	if r := retainedIP(t, c, ns, "web-1", "node-1"); r == nil || r.Spec.Release {
+		t.Fatalf("without consent it is %+v", r)
+	}
+	out := works(t, c, ns, "release", "web-1", "--yes")
 	if out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
 		t.Errorf("printed %q", out)
 	}
@@ -122,7 +127,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	kept = stopped(t, c, first)
 	screen, err := onTerminal(t, c, "Release them? (y/N) ", "n\n", "release", "--all", "-n", ns)
 	if err == nil || !strings.Contains(screen, "web-0  "+kept.Status.IPs[0]+"  node node-1") ||
-		!strings.Contains(screen, "nothing was released") {
+		!strings.Contains(screen, "nothing was changed") {
 		t.Errorf("answered no: %v, on the screen is %q", err, screen)
 	}
 	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || r.Spec.Release {
@@ -187,7 +192,7 @@ func TestEveryVerbPrintsKubectlsFormats(t *testing.T) {
 		{"release web-0 --dry-run=client", "spec", []string{"json", "yaml", "name"}},
 		{"node node-1", "networks", []string{"json", "yaml"}},
 		{"check node-1", "findings", []string{"json", "yaml"}},
-		{"import openkruise node-1", "items", []string{"json", "yaml"}},
+		{"import openkruise node-1 --dry-run=client", "items", []string{"json", "yaml"}},
 	} {
 		for _, format := range verb.formats {
 			out := works(t, c, ns, append(strings.Fields(verb.args), "-o", format)...)
@@ -225,7 +230,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	must.Do(t, c.Node("node-1").Agent.Stop(testContext(t)))
 	start := once(func() { must.Do(t, c.Node("node-1").Agent.Start(testContext(t))) })
 	defer start()
-	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 ||
+	if s := stayput(t, c, ns, "release", "web-0", "--yes", "--timeout=1s"); s.code != 1 ||
 		!strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
 	}
@@ -233,7 +238,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	// Deleting the object meanwhile releases nothing.
 	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":false}}`)
 	waits := make(chan said)
-	go func() { waits <- stayput(t, c, ns, "release", "web-0") }()
+	go func() { waits <- stayput(t, c, ns, "release", "web-0", "--yes") }()
 	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release })
 	kubectl(t, c, "delete", "retip", "web-0.node-1", "-n", ns)
 	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "not known whether the address is free") || s.out != "" {
@@ -244,7 +249,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 		r.Status.IPs[0] != kept.Status.IPs[0] {
 		t.Errorf("the object published again is %+v %+v", r.Spec, r.Status)
 	}
-	works(t, c, ns, "release", "web-0")
+	works(t, c, ns, "release", "web-0", "--yes")
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
 		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,9 +19,12 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// imported returns what import reports for a pod, and the exit code.
+// imported returns what import reports for a pod, and the exit code. Without --yes it is a dry run.
 func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspection.ImportItem, int) {
 	t.Helper()
+	if !slices.Contains(args, "--yes") {
+		args = append(args, "--dry-run=client")
+	}
 	s := anywhere(t, c, append([]string{"import", "-o", "json"}, args...)...)
 	var is inspection.Import
 	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
@@ -196,7 +200,7 @@ status:
 func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	if s := anywhere(t, c, "import", "spiderpool"); s.code != 1 ||
+	if s := anywhere(t, c, "import", "spiderpool", "--yes"); s.code != 1 ||
 		!strings.Contains(s.err, "Spiderpool is not in this cluster") {
 		t.Errorf("without Spiderpool: %+v", s)
 	}
@@ -224,5 +228,5 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	if r.Status.IPs[0] != "10.244.3.210" || r.Spec.Retention != "20m" {
 		t.Errorf("kept is %+v %+v", r.Spec, r.Status)
 	}
-	works(t, c, ns, "release", "web-0")
+	works(t, c, ns, "release", "web-0", "--yes")
 }

@@ -191,7 +191,7 @@ status:
 	// Their networks become Stayput's, their addresses those of pools; then their words count.
 	networks(func(int) map[string]any { return map[string]any{"type": "stayput", "pools": []any{}} })
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
-	works(t, c, ns, "import", "spiderpool", "--pools")
+	works(t, c, ns, "import", "spiderpool", "--pools", "--dry-run=client")
 	if all := podIPs(t, c); len(all) > 0 {
 		t.Errorf("a plan has made %v", all)
 	}
