@@ -87,7 +87,7 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer func() {
-		if context.Cause(ctx) == errAgain { // whatever it has ended with
+		if errors.Is(context.Cause(ctx), errAgain) { // whatever it has ended with
 			err = errAgain
 		}
 	}()

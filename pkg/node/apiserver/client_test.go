@@ -46,7 +46,8 @@ func TestANodeIsRead(t *testing.T) {
 	n, err := c.Node(t.Context())
 	must.Do(t, err)
 	want := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00::/64")}
-	if uid != "u" || !slices.Equal(all, want) || len(n.Spec.Taints) != 1 || n.Status.Conditions[0].Reason != "KubeletReady" {
+	if uid != "u" || !slices.Equal(all, want) || len(n.Spec.Taints) != 1 ||
+		n.Status.Conditions[0].Reason != "KubeletReady" {
 		t.Errorf("UID %s, podCIDRs %v, %+v", uid, all, n)
 	}
 }

@@ -54,7 +54,9 @@ func (s objectStore) Replace(list []any, version string) error {
 
 func (objectStore) Resync() error { return nil }
 
-// listWatch asks for this node's objects only.
+// listWatch asks for this node's objects only. What lists and watches is client-go's Reflector: it goes on from where
+// the last watch ended. A list, which package apiwatch makes after each watch, has the API server look through the
+// RetainedIPs of all nodes.
 type listWatch struct{ p *Publisher }
 
 // IsWatchListSemanticsUnSupported keeps the reflector from a watch that begins with a consistent list: after an
