@@ -330,8 +330,8 @@ func (n *answerer) known(uid string, s *sight) record {
 // unknownPool is the pool of an address of which only the ledger tells.
 const unknownPool = "unknown"
 
-// errNobody: an address of a pool is in use, and it is not known by whom. A reclamation or a DEL ends that.
-var errNobody = errors.New("it is not known which pod has it")
+// errUnknownPod: an address of a pool is in use, and it is not known by whom. A reclamation or a DEL ends that.
+var errUnknownPod = errors.New("it is not known which pod has it")
 
 // held returns the addresses of pools that pods of this node have.
 func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1.PodIPHeld, error) {
@@ -342,8 +342,8 @@ func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alph
 		}
 	}
 	wanted := func(b bound) bool {
-		_, is := roll.Asked[pool.UID(b.Addr.String())]
-		return is || b.foreign
+		_, asked := roll.Asked[pool.UID(b.Addr.String())]
+		return asked || b.foreign
 	}
 	for _, sandbox := range s.sandboxes {
 		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" {
@@ -354,7 +354,7 @@ func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alph
 		switch uid := b.uid(s); {
 		case !wanted(b):
 		case uid == "":
-			return nil, fmt.Errorf("%s of network %s, container %s: %w", b.Addr, b.network, b.Attachment.ContainerID, errNobody)
+			return nil, fmt.Errorf("%s of network %s, container %s: %w", b.Addr, b.network, b.Attachment.ContainerID, errUnknownPod)
 		case !b.foreign || !all[uid]: // of a pod that the cluster has, it says itself which are of pools
 			uids[uid] = true
 		}
@@ -388,7 +388,7 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 	if err != nil {
 		given = nil
 	}
-	// Of what nobody vouches for that is true which the ledgers know.
+	// Of what nothing vouches for, what the ledgers know is true.
 	claimed, err := addressesOf(pod.claimed)
 	if err != nil {
 		claimed = nil

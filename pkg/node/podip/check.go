@@ -249,7 +249,7 @@ type podCheck struct {
 	addrs  []netip.Addr
 	p      presence
 	barred bool
-	ended  bool // nobody starts the pod again
+	ended  bool // kubelet will not start the pod again
 	took   bool // its interfaces were taken down
 	proved bool // that it is nowhere, after it was barred
 	bound  int  // addresses that the cluster knows to be bound

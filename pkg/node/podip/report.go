@@ -2,7 +2,6 @@ package podip
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -16,22 +15,22 @@ import (
 // report writes the status of a PodIP. If that has changed since it was read, the pod is due again.
 func (c *podCheck) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
 	since := metav1.NewTime(c.machine.now().UTC().Truncate(time.Second))
-	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
-	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.pod.uid, NodeName: c.node, Since: &since}
+	next := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
+	next.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.pod.uid, NodeName: c.node, Since: &since}
 	if phase == pool.Allocated {
-		is.Status.Conflict = l.Conflict
+		next.Status.Conflict = l.Conflict
 	}
 	if phase != pool.Retained && l.PodCIDR.IsValid() {
-		is.Status.PodCIDR = l.PodCIDR.String()
+		next.Status.PodCIDR = l.PodCIDR.String()
 	}
-	err := c.api.Report(ctx, is)
+	err := c.api.Report(ctx, next)
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return soon, nil
 	case err != nil:
 		return soon, err
 	}
-	c.log.Info(fmt.Sprintf("Reported an address of a pool %s", phase), "pod", c.pod.String(), "podip", o.Name)
+	c.log.Info("Reported PodIP", "phase", phase, "pod", c.pod.String(), "podip", o.Name)
 	return settled, nil
 }
 

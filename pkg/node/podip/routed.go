@@ -286,9 +286,9 @@ func (r *router) learnCannotRoute(ctx context.Context) {
 			why = r.cannotRoute()
 		}
 		if why == "" && r.machine.now().Sub(asked).Abs() >= cloudAgain {
-			is, err := r.api.RoutedByCloud(ctx)
+			routed, err := r.api.RoutedByCloud(ctx)
 			if r.troubles.note("cloud", err); err == nil {
-				cloud, asked = is, r.machine.now()
+				cloud, asked = routed, r.machine.now()
 			}
 		}
 		if why == "" && cloud {

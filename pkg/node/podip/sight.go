@@ -22,7 +22,7 @@ type sight struct {
 	sandboxes map[string]cri.Sandbox
 	bound     []bound // what a network namespace has that may be there
 	view      *hostnet.View
-	after     []bound // as bound, read after the view: whoever has an address there is in it
+	after     []bound // as bound, read after the view: a pod that has an address there is in it
 }
 
 // bound is an address that a ledger says an attachment has.
@@ -40,8 +40,8 @@ func (b bound) uid(s *sight) string {
 	return s.sandboxes[b.Attachment.ContainerID].Pod.UID
 }
 
-// fresh shares what is asked at the same time: whoever asks gets an answer that was begun afterwards. However many ask,
-// it works for a fifth of the time at most, up to restMost between two answers.
+// fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. However many
+// ask, it works for a fifth of the time at most, up to restMost between two answers.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
