@@ -354,7 +354,8 @@ func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alph
 		switch uid := b.uid(s); {
 		case !wanted(b):
 		case uid == "":
-			return nil, fmt.Errorf("%s of network %s, container %s: %w", b.Addr, b.network, b.Attachment.ContainerID, errUnknownPod)
+			return nil, fmt.Errorf("%s of network %s, container %s: %w", b.Addr, b.network, b.Attachment.ContainerID,
+				errUnknownPod)
 		case !b.foreign || !all[uid]: // of a pod that the cluster has, it says itself which are of pools
 			uids[uid] = true
 		}
