@@ -10,7 +10,9 @@
 //	check.go      diagnoses: check_cluster.go the cluster, check_policies.go its admission policies,
 //	                check_node.go its nodes, clock.go their clocks
 //	preflight.go  tells what would work in a cluster without Stayput
-//	import.go     takes over what other programs keep; spiderpool.go reads Spiderpool's objects
+//	import.go     takes over what other programs keep: spiderpool.go reads Spiderpool's objects, adopt.go makes pools of
+//	                them
+//	pools.go      what check, why and node say of pools
 //	agents.go     runs stayput-agent on a node
 //	complete.go   completes arguments in a shell
 //	output.go     prints: tables, JSON and YAML, numbers
