@@ -479,7 +479,7 @@ func TestWithoutPoolsNothingIsAskedOfThem(t *testing.T) {
 		}
 		return nil
 	}
-	until(t, "the controller to have asked twice what is served", func(context.Context) bool { return untilAsked() != nil })
+	until(t, "two questions what is served", func(context.Context) bool { return untilAsked() != nil })
 	for _, r := range untilAsked() {
 		if strings.HasPrefix(r.ObjectRef.Resource, "podip") || r.ObjectRef.Resource == "namespaces" ||
 			r.by(lab.AgentAccount) && r.ObjectRef.Resource == "pods" {

@@ -288,7 +288,8 @@ webhooks:
 		kubectl(t, c, "uncordon", pod.Spec.NodeName)
 	}
 	// Nobody has said of which pool an address for net1 would be, and the network has no others.
-	saysOf(t, c, ns, "Pod", "nothing-0", "FailedCreatePodSandBox", "no address for interface net1", "vlan20 come from pools")
+	saysOf(t, c, ns, "Pod", "nothing-0", "FailedCreatePodSandBox",
+		"no address for interface net1", "vlan20 come from pools")
 	if pod := getPod(t, c, ns, "nothing-0"); pod.Status.PodIP != "" {
 		t.Errorf("it has %s", pod.Status.PodIP)
 	}
