@@ -61,7 +61,8 @@ var law = []rule{
 	{
 		pkg: "pkg/node/podip",
 		uses: []string{
-			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet",
+			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri",
+			"pkg/node/hostnet",
 			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver", "pkg/apiwatch",
 		},
 		never: allClients,
@@ -79,7 +80,8 @@ var law = []rule{
 	{
 		pkg: "pkg/node",
 		uses: []string{
-			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
+			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api",
+			"pkg/uninstall",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
 			"pkg/node/retainedip", "pkg/node/wake", "pkg/node/apiserver",
 		},

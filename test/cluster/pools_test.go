@@ -313,7 +313,8 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	says("check", works(t, c, ns, "check", "--verbose"), "all admission policies are in place",
 		"pools: 1 pool, 2 of 10 addresses in use or kept")
 
-	if s := stayput(t, c, ns, "release", "web-0", "--yes"); s.code == 0 || !strings.Contains(s.err, "the address is in use") {
+	s := stayput(t, c, ns, "release", "web-0", "--yes")
+	if s.code == 0 || !strings.Contains(s.err, "the address is in use") {
 		t.Errorf("release of a bound address: %+v", s)
 	}
 	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=1")
@@ -322,7 +323,8 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 		return podIPs(t, c)[other].Status.Expires != ""
 	})
 	says("why of a pod that is gone", works(t, c, ns, "why", "web-1"), other+" of pool blue is kept until")
-	says("release", works(t, c, ns, "release", "web-1", "--yes"), "podip.stayput.io/"+other+" released: "+other+" of pool blue")
+	says("release", works(t, c, ns, "release", "web-1", "--yes"),
+		"podip.stayput.io/"+other+" released: "+other+" of pool blue")
 	if _, is := podIPs(t, c)[other]; is {
 		t.Errorf("%s is released and still there", other)
 	}
