@@ -562,6 +562,7 @@ func (w *world) adopt() {
 	w.ips.put(a.String(), ip)
 	w.pods.put(name, p)
 	w.adopted++
+	w.placed[placement{a, p.UID}] = true
 	w.logf("pod %s %s, which runs on %s with %s, is adopted", name, p.UID, n.name, a)
 }
 

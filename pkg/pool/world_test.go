@@ -37,6 +37,7 @@ type world struct {
 	// told are pods that had addresses by the backup from which the API server was restored. Kubelet starts them without
 	// asking anybody. lost are pods that ran and were not in the backup, or not their addresses.
 	told, lost map[UID]bool
+	placed     map[placement]bool // which pods were told of which addresses
 	log        []func() string
 	bad        string // what the oracle found
 	scratch    []answering
@@ -207,7 +208,7 @@ var errConflict = errors.New("conflict")
 func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	brokenRules = broken
 	w := &world{t: t, r: r, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
-		lost: map[UID]bool{}, unseen: map[UID]bool{}, workloads: map[string]*workload{}}
+		lost: map[UID]bool{}, placed: map[placement]bool{}, unseen: map[UID]bool{}, workloads: map[string]*workload{}}
 	w.rev = 1
 	w.pools.put("a4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.6.0.0/16",
 		Addresses: []string{"10.6.0.1-10.6.0.4"}}})
@@ -378,6 +379,9 @@ func (w *world) applied(wr Write) error {
 		is.Has, is.Gated, is.Version = wr.Addresses, false, w.version()
 		w.pods.put(wr.Name, is)
 		w.places++
+		for _, a := range wr.Addresses {
+			w.placed[placement{a.Prefix.Addr(), wr.UID}] = true
+		}
 	case EndPod:
 		is, ok := w.pods.objs[wr.Name]
 		if !ok || is.UID != wr.UID {
@@ -416,6 +420,17 @@ func (w *world) applied(wr Write) error {
 	return nil
 }
 
+// replaced reports whether the pod's name has a newer address in the place of this one.
+func (w *world) replaced(old PodIP) bool {
+	for _, ip := range w.ips.objs {
+		if ip.owner() == old.owner() && old.Identity == "" && ip.Interface == old.Interface && ip.Addr != old.Addr &&
+			ip.Addr.Is4() == old.Addr.Is4() && ip.PodUID != old.PodUID && ip.Created.After(old.Created) {
+			return true
+		}
+	}
+	return false
+}
+
 // mayEnd checks that no address is given up that is kept for a pod. After a restore, pods that the backup lacks count.
 func (w *world) mayEnd(is PodIP) {
 	wl := w.workloads[is.Workload.Name]
@@ -426,6 +441,8 @@ func (w *world) mayEnd(is PodIP) {
 	case !is.Keep.WhileOwned, is.Of == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
 	case exists && pool.Deleting, there && next.Has != nil && !next.has(is.Addr):
 	case w.now.Sub(wl.scaled) < time.Minute: // it was unwanted when that was decided
+	case !w.placed[placement{is.Addr, is.PodUID}]: // its pod was never told of it
+	case w.replaced(is): // a later pod of the name had another address when that was decided, and may be gone since
 	default:
 		w.failf("%s is given up, and pod %s may want it: %+v", is.Addr, is.PodName, is)
 	}
@@ -502,6 +519,12 @@ func describe(wr Write) string {
 	return fmt.Sprintf("%T%+v", wr, wr)
 }
 
+// placement is a pod that was told of an address.
+type placement struct {
+	addr netip.Addr
+	uid  UID
+}
+
 // answering is a pod that answers for an address.
 type answering struct {
 	addr netip.Addr
@@ -550,9 +573,13 @@ func (w *world) oracle() {
 			(p.Of != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] && !w.told[p.Of] && !w.lost[p.Of] {
 			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.Of, p.Node)
 		}
+		// A liar can deny a pod of its own which the backup lacks the node of.
+		denied := func(x, y answering) bool {
+			return w.restores > 0 && x.uid == y.uid && w.liar != nil && x.node == w.liar.name
+		}
 		for _, y := range all[:i] {
 			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] ||
-				lies(x) || lies(y) {
+				lies(x) || lies(y) || denied(x, y) || denied(y, x) {
 				continue
 			}
 			w.failf("%s is doubled: %s on %s and %s on %s", x.addr, y.uid, y.node, x.uid, x.node)

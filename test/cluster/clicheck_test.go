@@ -232,13 +232,13 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 	inOrder()
 	must.Do(t, os.Remove(binary))
 	must.Do(t, os.Mkdir(binary, 0o755))
-	clear := once(func() { must.Do(t, os.RemoveAll(binary)) }) // until then no pod of the node starts
-	defer clear()
+	unblock := once(func() { must.Do(t, os.RemoveAll(binary)) }) // until then no pod of the node starts
+	defer unblock()
 	must.Do(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // so that a rename cannot replace it
 	fails(t, c, "plugin", "/opt/cni/bin/stayput: ", "the agent replaces it; its log says why if it does not")
 	readyzSays(t, node, "cni: degraded: no-plugin: ")
 	nodeSays(t, c, "CNINotConfigured", "no-plugin: ")
-	clear()
+	unblock()
 	inOrder()
 
 	// A runtime without NRI.
