@@ -573,7 +573,7 @@ func (w *world) oracle() {
 			(p.Of != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] && !w.told[p.Of] && !w.lost[p.Of] {
 			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.Of, p.Node)
 		}
-		// A liar can deny a pod of its own which the backup lacks the node of.
+		// After a restore a liar can deny a pod of its own that the backup has without a node.
 		denied := func(x, y answering) bool {
 			return w.restores > 0 && x.uid == y.uid && w.liar != nil && x.node == w.liar.name
 		}
