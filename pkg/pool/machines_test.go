@@ -315,12 +315,22 @@ func (w *world) agentActs(n *node) {
 	host, exists := w.hosts.objs[n.name]
 	// Ready it is said to be for a while after kubelet was cut off.
 	back := exists && (!host.Off || host.Ready && n.kubelet)
-	n.lied = n.lied && !(current && back)
+	n.lied = n.lied && !(current && back && !w.startsGone(n))
 	if current && (n.lied || n.unsuspecting) {
 		for uid := range n.sandboxes {
 			n.heard[uid] = n.heard[uid] || !w.hasPod(uid) && !n.sandboxes[uid].pending
 		}
 	}
+}
+
+// startsGone reports whether a sandbox is about to answer whose pod was deleted. Its agent takes it down after that.
+func (w *world) startsGone(n *node) bool {
+	for uid, s := range n.sandboxes {
+		if s.pending && !w.hasPod(uid) {
+			return true
+		}
+	}
+	return false
 }
 
 func (w *world) hasPod(uid UID) bool {
