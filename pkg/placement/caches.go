@@ -82,8 +82,8 @@ func (p paged) WatchWithContext(ctx context.Context, options metav1.ListOptions)
 	return p.from.WatchWithContext(ctx, options)
 }
 
-// ListWithContext returns all objects as they are now, whatever version the options ask for. Pages that expire are an
-// error, upon which a reflector begins again.
+// ListWithContext returns all objects as they are now: it ignores the version that the options ask for. A page that
+// expires is an error, and makes a reflector begin again.
 func (p paged) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	options.Limit, options.ResourceVersion, options.ResourceVersionMatch = pageSize, "", ""
 	all := &metainternalversion.List{}

@@ -5,7 +5,7 @@
 //
 //   - It decides only on what it knows. An incomplete cache, an error of the API server, an object that vanished: each
 //     means to try again, never "there is no home" or "no workload wants it".
-//   - No pod stays gated for ever: a pod without a home goes at once, one whose home cannot take it after
+//   - No pod stays gated forever: a pod without a home is ungated at once, a pod whose home cannot take it after
 //     stayput.io/home-wait.
 //   - Every write is a server-side apply under one field manager, bound to the uid and resourceVersion the decision
 //     was made on, and only if something differs. What is the user's own is not lost.

@@ -113,8 +113,8 @@ func (e *ends) ended(pod types.NamespacedName) home.Ended {
 	return e.last[pod].Ended
 }
 
-// releases follows the RetainedIPs: a node that releases its address is no longer a home, one whose object was deleted
-// still is.
+// releases follows the RetainedIPs: a node that releases its address is no longer a home, a node whose object was
+// deleted still is.
 func (e *ends) releases() cache.ResourceEventHandler {
 	is := func(o any) { e.published(o, false) }
 	return cache.ResourceEventHandlerFuncs{

@@ -17,9 +17,9 @@ import (
 // assignments are the addresses of shared identities that are assigned to pods.
 type assignments struct {
 	mu sync.Mutex
-	// pods has who is assigned an address; holds has the same by pod. It outlasts the pod's binding, since only later does
-	// the node publish that the address is bound. Lost with the process: two pods may be pinned to one address, and one of
-	// them gets another.
+	// pods has the pod that each address is assigned to; holds has the same by pod. An assignment outlasts the pod's
+	// binding, since only later does the node publish that the address is bound. Lost with the process: two pods may be
+	// pinned to one address, and one of them gets another.
 	pods  map[types.NamespacedName]types.UID
 	holds map[types.UID]*stayputv1alpha1.RetainedIP
 	// full are the homes that had no room for pods of a shared identity, whose successors have other names, since when.
@@ -35,9 +35,9 @@ func newAssignments() *assignments {
 // sharedHome is a home of a shared identity.
 type sharedHome struct{ namespace, identity, home string }
 
-// assign returns one of the addresses that pods of a shared identity have left, which is not assigned to another pod,
-// nil if there is none. A pod that has one keeps it. One whose home had no room lately is the last choice, and then
-// full.
+// assign returns an address that pods of a shared identity have left and that is not assigned to another pod, nil if
+// there is none. A pod that has an address keeps it. An address whose home had no room lately is the last choice; full
+// reports that it was chosen.
 func (a *assignments) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) (
 	free *stayputv1alpha1.RetainedIP, full bool) {
 	a.mu.Lock()

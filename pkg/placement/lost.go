@@ -46,7 +46,8 @@ func (l *lostNodes) nodes() cache.ResourceEventHandler {
 	}
 }
 
-// loses notes that the cluster has lost a node. The one that wakes the pods that wait for it may hear of it first.
+// loses notes that the cluster has lost a node. The event source that wakes the pods waiting for the node may hear of
+// it first.
 func (l *lostNodes) loses(node string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

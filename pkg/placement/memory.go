@@ -41,8 +41,8 @@ type podRecord struct {
 	// undecided is what is known of a pod that is to be placed, and what its owner was told already. Lost: rebuilt by the
 	// next decisions.
 	undecided *undecidedPod
-	// gate is that of a gated pod, refused of one that was ungated and for which the scheduler finds no room. Every
-	// replica follows them. Lost: their wait begins again, that of a gated pod at its creation.
+	// gate is the wait of a gated pod, refused that of an ungated pod for which the scheduler finds no room. Every replica
+	// follows them. Lost: their wait begins again, that of a gated pod at its creation.
 	gate    gatedPod
 	refused refusedPod
 	// ungated is a pod that was ungated though the cache still shows its gate. Lost: the API server refuses a patch.
@@ -81,8 +81,8 @@ type refusedPod struct {
 }
 
 // succession is how long after a pod was evicted another one of its name counts as its successor. A workload's
-// controller creates that at once. One that is created later, such as by scaling up again, finds a different cluster
-// and tries its home first.
+// controller creates the successor at once. A pod that is created later, such as by scaling up again, finds a different
+// cluster and tries its home first.
 const succession = 5 * time.Minute
 
 func newMemory(now func() time.Time) *memory {
@@ -176,8 +176,8 @@ func (r *podRecord) follow(pod *corev1.Pod, now time.Time) {
 	}
 }
 
-// waitsSince returns when the wait of a pod for its home began: for a gated one when nothing but our gate held it any
-// more, for a pinned one when the scheduler first found no room. The condition that says so does not tell: it has been
+// waitsSince returns when the wait of a pod for its home began: for a gated pod when nothing but our gate held it any
+// more, for a pinned pod when the scheduler first found no room. The condition that says so does not tell: it has been
 // false since the pod's creation.
 func (m *memory) waitsSince(pod *corev1.Pod) time.Time {
 	m.mu.Lock()
@@ -251,7 +251,7 @@ func (m *memory) keepHome(pod *corev1.Pod, at string) {
 	m.changeLocked(client.ObjectKeyFromObject(pod), func(r *podRecord) { r.gaveUp = givenUpHome{} })
 }
 
-// gaveUp reports whether a pod is the successor of one that gave its home up.
+// gaveUp reports whether a pod is the successor of a pod that gave its home up.
 func (m *memory) gaveUp(pod *corev1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -377,7 +377,7 @@ func (m *memory) waitsForAddress(pod *corev1.Pod) {
 	u.address = true
 }
 
-// first reports whether a text about a pod is news, or was said so long ago that it is said again, and notes it.
+// first notes a text about a pod, and reports whether it is to be written: it was not yet, or that was long enough ago.
 func (m *memory) first(pod *corev1.Pod, text string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -30,8 +30,8 @@ type owners struct{ *utilcache.LRUExpireCache }
 
 // lastOwner is who controlled a pod when it was deleted.
 type lastOwner struct {
-	controller *metav1.OwnerReference // nil: nobody
-	heirs      bool                   // the pod was one that has heirs
+	controller *metav1.OwnerReference // nil if nothing controlled it
+	heirs      bool                   // whether the pod has heirs
 }
 
 // ownersKept is longer than an agent is away when it is upgraded, and ownersMost more pods than end in that time.

@@ -54,7 +54,7 @@ type placer struct {
 	now     func() time.Time
 	// nominates: the controller may nominate nodes for pods.
 	nominates bool
-	// pools has the addresses of pools. It may be nil: then there are none.
+	// pools has the addresses of pools, nil if there are none.
 	pools *podip.Claimer
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
@@ -327,7 +327,7 @@ func (p *placer) decide(ctx context.Context, pod *corev1.Pod, claim *podip.Claim
 	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
 
-// letGo ungates a pod of which the caches do not keep what decides where it may go.
+// letGo ungates a pod if the caches do not keep what decides where it may go.
 func (p *placer) letGo(ctx context.Context, pod *corev1.Pod) error {
 	if !home.Gated(pod) {
 		return nil
@@ -508,8 +508,8 @@ func (p *placer) placement(pod *corev1.Pod, r *home.Record, d home.Decision) gat
 	return to
 }
 
-// nominate asks the scheduler to try a node first, if that is allowed. Whatever it does then, the nomination is gone.
-// It returns the pod as it is then.
+// nominate asks the scheduler to try a node first, if that is allowed. Once the scheduler has tried, the nomination is
+// gone. nominate returns the pod as it is after the patch.
 func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) (*corev1.Pod, error) {
 	if node == "" || !p.nominates || pod.Status.NominatedNodeName == node {
 		return pod, nil
@@ -524,7 +524,7 @@ func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) (*c
 	nominated := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
 	err = p.client.Status().Patch(ctx, nominated, client.RawPatch(types.MergePatchType, patch),
 		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
-	if apierrors.IsForbidden(err) { // the pod goes without
+	if apierrors.IsForbidden(err) { // the pod is ungated without a nomination
 		log.FromContext(ctx).Error(err, "Cannot nominate a node", "pod", client.ObjectKeyFromObject(pod), "node", node)
 		return pod, nil
 	}

@@ -63,8 +63,8 @@ func workloadOf(r *stayputv1alpha1.RetainedIP) home.Ref {
 	return home.RefOf(r.Spec.Workload.APIVersion, r.Spec.Workload.Kind, r.Namespace, r.Spec.Workload.Name)
 }
 
-// workloadKey names a workload within its namespace. One that is created again under the same name wants the addresses
-// of the old one.
+// workloadKey names a workload within its namespace. A workload that is created again under the same name wants the
+// addresses of the old one.
 func workloadKey(ref home.Ref) string { return ref.Group + "/" + ref.Kind + "/" + ref.Name }
 
 // releaser notes on every RetainedIP which workload it belongs to and that its pod was bound to its node, and requests
@@ -237,7 +237,7 @@ func (r *releaser) ofNobody(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 const rooted = 10 * time.Minute
 
 // moved releases addresses if their policy says so and their pod has taken root on another node, which keeps addresses
-// for it. The pod would return to that node, so nobody needs these.
+// for it. The pod would return to that node, so no pod needs these.
 func (r *releaser) moved(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) (
 	reconcile.Result, error) {
 	if ip.Spec.WhenMoved != stayputv1alpha1.PolicyRelease || ip.Spec.Identity != "" ||

@@ -25,8 +25,8 @@ var templateAnnotations = []string{stayputv1alpha1.AnnotationHome, stayputv1alph
 var workloadAnnotations = []string{kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology,
 	kruisev1alpha1.AnnotationPreferredTopology, kruisev1alpha1.AnnotationPodAnnotations}
 
-// annotationMost is the longest value of an annotation that is kept: of a longer one only the beginning is, which is
-// not valid. Whoever may make workloads could fill the memory of every controller otherwise.
+// annotationMost is the longest value of an annotation that is kept: of a longer value only the beginning is kept,
+// which is not valid. Otherwise a user who may create workloads could fill the memory of every controller.
 const annotationMost = 4 << 10
 
 // pickAnnotations returns the annotations with these keys.
@@ -100,7 +100,7 @@ func stripWorkload(o any) (any, error) {
 				err = unstructured.SetNestedField(spec, value, field...)
 			}
 			if err != nil {
-				return o, nil // whoever reads it says so
+				return o, nil // its reader reports the error
 			}
 		}
 		asks, _, err := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
@@ -129,8 +129,8 @@ func stripWorkload(o any) (any, error) {
 	return o, nil
 }
 
-// stripState keeps what the rules need of a PersistentPodState, of which users write all but the status. What is too
-// long to be a key of a label or an annotation is none.
+// stripState keeps what the rules need of a PersistentPodState. Users write all of it but the status. A value that is
+// too long to be the key of a label or an annotation is dropped.
 func stripState(o any) (any, error) {
 	s, ok := o.(*kruisev1alpha1.PersistentPodState)
 	if !ok {
@@ -209,8 +209,8 @@ func stripNode(o any) (any, error) {
 	return node, nil
 }
 
-// retainedIPStripper returns a function that keeps what the rules need of a RetainedIP, of which there may be as many
-// as pods, and keeps once what many of them say.
+// retainedIPStripper returns a function that keeps what the rules need of a RetainedIP. There may be as many as pods,
+// so what many of them say is kept once.
 func retainedIPStripper() func(any) (any, error) {
 	var once cluster.Interner
 	return func(o any) (any, error) {

@@ -11,7 +11,8 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// SayAgainAfter is when what still holds is said again: the API server forgets an Event after an hour.
+// SayAgainAfter is how long after an Event the controller repeats it if it still holds: the API server forgets an Event
+// after an hour.
 const SayAgainAfter = 15 * time.Minute
 
 // longestNote is the API's limit: it refuses an Event whose note is longer.

@@ -9,7 +9,7 @@ type Interner struct {
 	all map[string]string
 }
 
-// internedMost bounds what is kept of strings that nobody has any more.
+// internedMost bounds the strings kept that no object uses any more.
 const internedMost = 50_000
 
 // One returns the string as it is kept.

@@ -21,8 +21,8 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// Pod is what the caches keep of a pod. They have every pod of the cluster, of which few wait to be placed: of one that
-// has a node it is little more than its name, read off the wire without decoding the rest.
+// Pod is what the caches keep of a pod. They have every pod of the cluster, and few pods wait to be placed: of a pod
+// that has a node they keep little more than its name, read off the wire without decoding the rest.
 //
 // It is read-only, and what has no method here is not kept: asking for it panics.
 type Pod struct {
@@ -39,8 +39,8 @@ type Pod struct {
 	tooLong bool        // what the rules ask for is too long to be kept
 }
 
-// The most that is kept of one pod beside its name and its like. Whoever may make pods could fill the memory of every
-// controller otherwise, and then no pod would be placed.
+// The most that is kept of one pod beside its name and its like. Without it, a user who may create pods could fill the
+// memory of every controller, and then no pod would be placed.
 const (
 	// waitingMost is for what says where a pod without a node may go, and its own annotations.
 	waitingMost = 64 << 10
@@ -131,13 +131,13 @@ func (p *Pod) GetOwnerReferences() []metav1.OwnerReference {
 	return p.meta(p.owners).OwnerReferences
 }
 
-// DeepCopyObject returns a copy, which shares what nobody changes.
+// DeepCopyObject returns a copy, which shares what is never changed.
 func (p *Pod) DeepCopyObject() runtime.Object {
 	copied := *p
 	return &copied
 }
 
-// DeepCopyObject returns a copy, whose Pods share what nobody changes.
+// DeepCopyObject returns a copy, whose Pods share what is never changed.
 func (l *PodList) DeepCopyObject() runtime.Object {
 	return &PodList{ListMeta: *l.ListMeta.DeepCopy(), Items: append([]Pod(nil), l.Items...)}
 }

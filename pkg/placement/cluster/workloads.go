@@ -1,6 +1,6 @@
-// Package cluster reads what the rules of package home need to know of the cluster: the nodes, the pods, of which it
-// keeps little, and the workloads of all kinds whose pods keep their names. It reads from the manager's cache, and past
-// it where an old answer does harm.
+// Package cluster reads what the rules of package home need to know of the cluster: the nodes, a little of each pod,
+// and the workloads of all kinds whose pods keep their names. It reads from the manager's cache, and past it where an
+// old answer does harm.
 package cluster
 
 import (
@@ -156,7 +156,7 @@ type otherMaker struct {
 
 type kindState struct {
 	Kind
-	problem error // nil: its workloads can be read
+	problem error // nil if its workloads can be read
 	watched bool
 }
 
@@ -562,8 +562,8 @@ func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1al
 	return is, retry, nil
 }
 
-// WantedByName is Wanted for a pod whose workload nobody has noted: it is the one that the pod is named after, of a
-// kind whose pods keep their names. If there is none of any such kind, it is gone.
+// WantedByName is Wanted for a pod whose workload was not noted: it is the workload that the pod is named after, of a
+// kind whose pods keep their names. If no such kind has a workload of that name, the workload is gone.
 func (t *Workloads) WantedByName(ctx context.Context, namespace, pod string, keep pool.Keep,
 	siblings func() ([]string, error)) (is pool.Wanted, retry time.Duration, err error) {
 	stem, _, numbered := home.SplitOrdinal(pod)

@@ -66,7 +66,7 @@ type Placement struct {
 	Annotations map[string]string
 	Affinity    home.Affinity
 	// Recorded are annotations of the pod's predecessor, which never count against Annotations. If the API server refuses
-	// the pod with them, it goes without, and Refused is called with the reason unless it is nil.
+	// the pod with them, the pod is ungated without them, and Refused, unless it is nil, is called with the reason.
 	Recorded map[string]string
 	Refused  func(error)
 }

@@ -3,7 +3,7 @@
 //
 //	pods.go        which addresses a pod claims, for the loop that places it
 //	controller.go  the loop that reviews addresses; pools.go pools
-//	state.go       all that is remembered, and who is woken by what; session.go a Book with what belongs to it
+//	state.go       all that is remembered, and what wakes which loop; session.go a Book with what belongs to it
 //	follow.go      how a Book is begun, fed by feed.go, and begun again if the API server's data were restored
 //	agents.go      on which nodes agents are to run; announce.go what they are told
 //	write.go       the writes, each bound to what it was decided on
@@ -41,7 +41,7 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// Controller reviews addresses and pools, and has nodes asked for what only they know. Its parts share one state.
+// Controller reviews addresses and pools, and asks nodes for what only they know. Its parts share one state.
 //
 // Its methods are safe for concurrent use.
 type Controller struct {
@@ -175,7 +175,7 @@ func until(plan pool.Plan, now time.Time) time.Duration {
 	return max(plan.Until.Sub(now), time.Millisecond)
 }
 
-// sooner is the shorter of two pauses, of which zero is none.
+// sooner is the shorter of two pauses; zero is no pause.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
@@ -274,9 +274,9 @@ func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (is p
 	return is, retry
 }
 
-// wantedByName is wanted for an address that only a node knew after a restore, which does not know the workload: it is
-// that of the pods whose names differ in the ordinal alone, else the one that has their name. That of a shared identity
-// stays unknown: its other pods can have the address.
+// wantedByName is wanted for an address that only a node knew after a restore. The node does not know the workload: it
+// is the workload of the pods whose names differ in the ordinal alone, else the workload that has their name. The
+// workload of a shared identity stays unknown: the identity's other pods can have the address.
 func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP) (pool.Wanted, time.Duration, error) {
 	stem, _, numbered := home.SplitOrdinal(p.PodName)
 	if p.Identity != "" || !numbered {

@@ -253,7 +253,7 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest tim
 			p.Has = []pool.Address{}
 		}
 	}
-	if !p.Gated { // one that runs has started without
+	if !p.Gated { // a running pod has started without addresses of its namespace's pools
 		in.asks = nil
 	}
 	var err error

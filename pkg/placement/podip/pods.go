@@ -394,7 +394,7 @@ func (c *Claimer) findDeployment(ctx context.Context, s *session, p *pool.Pod) e
 	return nil
 }
 
-// ordinaryWait is how long nothing is written for people about what is soon over as a rule: a pod that is replaced
-// waits until the node of its predecessor has said that this is gone, and the address is nobody's for a moment. Two
-// Events and two statuses for each such pod would cost more than its address.
+// ordinaryWait is how long the controller writes no Event and no status about a wait that is as a rule soon over: a pod
+// that is replaced waits until the node of its predecessor has reported that the predecessor is gone, and the address
+// is unassigned for a moment. Two Events and two statuses for each such pod would cost more than its address.
 const ordinaryWait = 5 * time.Second

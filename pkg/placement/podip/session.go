@@ -39,7 +39,7 @@ type session struct {
 	// since; both are nil at other times.
 	before map[pool.UID]*pool.Pod
 	ended  map[pool.UID]bool
-	// stale is closed when the Book is good for nothing any more.
+	// stale is closed when the Book is no longer good for anything.
 	stale chan struct{}
 	c     *state
 }
@@ -58,7 +58,7 @@ func (s *session) setRoll(r pool.Roll) {
 	}
 }
 
-// restartLocked ends the session: nothing is decided by it any more, and another one begins.
+// restartLocked ends the session: no further decision is made with it, and another session begins.
 func (s *session) restartLocked() {
 	s.ready = false
 	select {
@@ -195,8 +195,9 @@ func (s *session) setPod(pod *cluster.Pod, listed bool) {
 	}
 }
 
-// setPodLocked puts a pod in, and reports whether there may be something to do for it. Listed past the cache it counts
-// whatever version was known, which a restore may have made the newer one, but not against what has happened since.
+// setPodLocked puts a pod in, and reports whether there may be something to do for it. A pod that was listed past the
+// cache replaces any version that was known, which may be the newer one after a restore, but does not override what has
+// happened since.
 func (s *session) setPodLocked(pod *cluster.Pod, listed bool) (news bool) {
 	uid := pool.UID(pod.GetUID())
 	was := s.book.Pod(uid)
@@ -352,8 +353,8 @@ type said struct {
 	at   time.Time
 }
 
-// firstOf reports whether something is said of an object for the first time since something else was, or again after a
-// while.
+// firstOf reports whether a note about an object is to be written: the last one about it was another, or was written
+// long enough ago.
 func (s *session) firstOf(about, note string) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -365,7 +366,7 @@ func (s *session) firstOf(about, note string) bool {
 	return true
 }
 
-// unreserve gives back the addresses of writes that were not made, or of which it is not known.
+// unreserve gives back the addresses of writes that were not made, or may not have been made.
 func (s *session) unreserve(writes []pool.Write) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()

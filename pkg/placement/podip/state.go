@@ -21,7 +21,7 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// state is what the controller remembers of pools, and the queues of who is to be reconciled when that changes.
+// state is what the controller remembers of pools, and the queues of what is to be reconciled when that changes.
 type state struct {
 	now       func() time.Time
 	workloads *cluster.Workloads
@@ -38,7 +38,7 @@ type state struct {
 	read  chan struct{} // closed once it is known whether Spiderpool's words count
 	queue queue
 	pods  podQueue
-	// unanswered are the pods of which it was not known what they ask for.
+	// unanswered are the pods for which it was not known whether they ask for addresses.
 	unanswered map[types.NamespacedName]struct{}
 	// pools, namespaces and above outlive a Book. namespaces is nil if they are not known yet.
 	pools      map[string]*stayputv1alpha1.PodIPPool
@@ -153,7 +153,8 @@ func (c *state) hasLocked() (is has) {
 	return is
 }
 
-// end has nothing decided by a session any more. Its roll is kept: the next one must not be older.
+// end makes a session unready, so that no further decision is made with it. Its roll is kept: the next one must not be
+// older.
 func (c *state) end(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,7 +298,7 @@ func (c *state) unknownLocked() bool {
 	return c.served == unknown || c.served != off && c.words == unknown || c.served == serving && c.namespaces == nil
 }
 
-// answerLocked wakes the pods of which it was not known what they ask for, if it is now.
+// answerLocked wakes the unanswered pods, if it is known now what they ask for.
 func (c *state) answerLocked() {
 	if c.unknownLocked() || c.pods == nil {
 		return

@@ -38,7 +38,7 @@ type writer struct {
 	live   client.WithWatch // past the cache
 }
 
-// carryOut makes the writes of a plan, in order, until one fails. What they return goes into the Book. pod is the one
+// carryOut makes the writes of a plan, in order, until one fails. What they return goes into the Book. pod is the pod
 // that PlacePod is about, to what its home gives it besides.
 func (c *writer) carryOut(ctx context.Context, s *session, plan pool.Plan, at time.Time, pod *corev1.Pod,
 	to gate.Placement) error {

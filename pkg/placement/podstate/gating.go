@@ -160,7 +160,7 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 	}
 	lines := cm.Data[gate.WorkloadsKey]
 	if lines == "" {
-		lines = "nothing" // differs from whatever it should say
+		lines = "nothing" // differs from anything that it should say
 	}
 	g.remember(namespace, lines)
 	return lines, nil

@@ -53,8 +53,8 @@ func orphanOf(pod metav1.Object) (string, bool) {
 	return stem, ok
 }
 
-// podsOf returns the pods that name a workload as their controller, of whatever UID. They are the cache's own and must
-// not be changed.
+// podsOf returns the pods that name a workload as their controller, whichever UID they give it. They are the cache's
+// own and must not be changed.
 func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]cluster.Pod, error) {
 	var list cluster.PodList
 	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)},

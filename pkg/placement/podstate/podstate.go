@@ -21,7 +21,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
-// Records looks up what is recorded. Nil: nothing is, because PersistentPodStates cannot be read.
+// Records looks up what is recorded. A nil Records has nothing recorded, because PersistentPodStates cannot be read.
 type Records struct {
 	client    client.Reader
 	workloads *cluster.Workloads

@@ -18,10 +18,10 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// letPoolsGo takes the finalizer off all PodIPs, PodIPPools and SpiderIPPools, until a pass finds none: nobody else
-// would any more, and neither they nor their definitions could be deleted. Otherwise they stay as they are, for the
-// next installation, whose controllers put the finalizers back. It returns how many had one, and names those that are
-// deleted, but kept by finalizers of others. c must read from the API server, not from a cache.
+// letPoolsGo takes the finalizer off all PodIPs, PodIPPools and SpiderIPPools, until a pass finds none: no other
+// program would do so any more, and neither they nor their definitions could be deleted. Otherwise they stay as they
+// are, for the next installation, whose controllers put the finalizers back. It returns how many had one, and names
+// those that are deleted, but kept by finalizers of others. c must read from the API server, not from a cache.
 func letPoolsGo(ctx context.Context, c client.Client) (freed int, held []string, err error) {
 	for range mostPasses {
 		found := 0

@@ -40,7 +40,7 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //  1. It deletes the gate bindings and the webhook, so that no further pod is gated.
 //  2. It deletes the installation's ConfigMap, the signal for running agents and controllers, and confirms that before,
 //     so that promises end at once.
-//  3. It ungates every pod, and deletes the policies that have no bindings any more.
+//  3. It ungates every pod, and deletes the policies that no longer have bindings.
 //  4. It takes the finalizers off PodIPs and PodIPPools, which stay.
 //  5. It waits until the RetainedIPs of all nodes with a running agent are deleted: such an agent has put its node
 //     back.

@@ -45,7 +45,7 @@ var unscheduled = client.MatchingFields{"spec.nodeName": ""}
 // error. c must read from the API server, not from a cache.
 func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
 	start := time.Now()
-	var changed sync.Map // UIDs of pods that somebody changed since they were listed, such as a controller that ungates
+	var changed sync.Map // UIDs of pods that were changed since they were listed, such as by a controller that ungates
 	var ungated atomic.Int64
 	remove := func(pod *corev1.Pod) error {
 		err := client.IgnoreNotFound(gate.Remove(ctx, c, pod))

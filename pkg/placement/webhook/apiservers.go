@@ -57,8 +57,8 @@ func (s apiServers) havePolicies(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// hasPolicies asks one API server, by its address, whether it serves policies. For all else, its certificate and who
-// asks, it is the one that config is for.
+// hasPolicies asks one API server, by its address, whether it serves policies. All else, such as its certificate and
+// the client's credentials, is as for the API server that config is for.
 func (s apiServers) hasPolicies(ctx context.Context, addr string) (bool, error) {
 	list, err := s.ask(ctx, addr)
 	if err != nil {

@@ -58,7 +58,7 @@ func (b bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // room is the memory for the bodies of requests. A client that needs some takes it from a client that has more, whose
-// oldest body fails: so one that fills the room, slowly or not, keeps no other out.
+// oldest body fails: so a client that fills the room, slowly or not, keeps no other out.
 type room struct {
 	mu      sync.Mutex
 	free    int64

@@ -42,8 +42,8 @@ const (
 	renewBefore = 90 * 24 * time.Hour
 	// lookEvery is how often a replica looks at the Secret, and at what the API server trusts.
 	lookEvery = 30 * time.Second
-	// lookAgain is the same after a failure, and at first while there is nobody who could trust: Helm makes the
-	// configuration of the webhook after the Secret and the controllers.
+	// lookAgain is the same after a failure, and at first while the webhook has no configuration to hold the trust: Helm
+	// makes it after the Secret and the controllers.
 	lookAgain = 2 * time.Second
 	// othersLook is how long after this replica the last one has seen the Secret.
 	othersLook = 2 * lookEvery
@@ -198,12 +198,13 @@ func (c *certificates) look(ctx context.Context) error {
 	return c.trust(ctx, secret.Data[caCertKey])
 }
 
-// trust has the API server trust the certificates of this authority at the webhook, and for a while those of the ones
-// that it trusted before: other replicas serve one until they look at the Secret, which may have lost that authority.
+// trust makes the API server trust the certificates of this authority at the webhook, and for a while those of the
+// authorities that it trusted before: other replicas serve such a certificate until they look at the Secret, which may
+// have lost that authority.
 func (c *certificates) trust(ctx context.Context, authority []byte) error {
 	var config admissionregistrationv1.MutatingWebhookConfiguration
 	err := c.reader.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &config)
-	if apierrors.IsNotFound(err) { // not yet, or not any more
+	if apierrors.IsNotFound(err) { // not yet, or no longer there
 		return errUnconfigured
 	}
 	if err != nil {

@@ -35,7 +35,7 @@ import (
 
 // The paths of the webhook.
 const (
-	// Path is for pods that are gated whatever else there is.
+	// Path is for pods that are always gated.
 	Path = "/gate"
 	// RecordedPath is for pods that are gated if a PersistentPodState records their workload.
 	RecordedPath = "/gate-recorded"
@@ -51,7 +51,8 @@ type Options struct {
 	Namespace string
 	// Port is where it listens.
 	Port int
-	// Given: the certificate in the Secret is somebody else's to make and renew, as is the webhook's trust in it.
+	// Given says that another program, not the controller, makes and renews the certificate in the Secret and the API
+	// server's trust in it.
 	Given    bool
 	Registry prometheus.Registerer
 	// Uninstalling reports whether stayput is being uninstalled: no pod is gated then.
