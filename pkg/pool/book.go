@@ -41,7 +41,7 @@ const endsMost = 50_000
 type stock struct {
 	Pool
 	fresh Set // never used, as far as is known
-	// freed are addresses that somebody had, the longest free first.
+	// freed are addresses that were in use and no longer are, the longest free first.
 	freed []netip.Addr
 	// last is the address that was taken last: allocation goes on behind it.
 	last   netip.Addr
@@ -91,7 +91,7 @@ func (b *Book) SetPool(p Pool) {
 // RemovePool takes a pool out.
 func (b *Book) RemovePool(name string) { delete(b.pools, name) }
 
-// take notes that an address is somebody's.
+// take notes that an address is in use.
 func (s *stock) take(p *PodIP) {
 	if p.Pool == s.Name {
 		if s.Range.Set.Contains(p.Addr) {
@@ -111,7 +111,7 @@ func (s *stock) take(p *PodIP) {
 	}
 }
 
-// free notes that an address is nobody's.
+// free notes that an address is unassigned.
 func (s *stock) free(a netip.Addr) {
 	delete(s.in, a)
 	delete(s.out, a)
@@ -135,7 +135,7 @@ func (s *stock) left(now time.Time) uint64 {
 	return free - min(free, uint64(len(s.reserved)))
 }
 
-// next returns the address to give next: one that was never used, the longest free one otherwise.
+// next returns the address to give next: an address that was never used, the longest free one otherwise.
 func (s *stock) next(not func(netip.Addr) bool) (netip.Addr, bool) {
 	skip := func(a netip.Addr) bool {
 		_, reserved := s.reserved[a]
@@ -218,10 +218,10 @@ func drop[K, V comparable](of map[K][]V, key K, one V) {
 	}
 }
 
-// PodIP returns what is known of an address, nil: it is nobody's.
+// PodIP returns what is known of an address, nil if it is unassigned.
 func (b *Book) PodIP(a netip.Addr) *PodIP { return b.ips[a] }
 
-// Pool returns what is known of a pool, nil: there is none.
+// Pool returns what is known of a pool, nil if it is unknown.
 func (b *Book) Pool(name string) *Pool {
 	if s := b.pools[name]; s != nil {
 		return &s.Pool
@@ -229,10 +229,10 @@ func (b *Book) Pool(name string) *Pool {
 	return nil
 }
 
-// Pod returns what is known of a pod, nil: nothing.
+// Pod returns what is known of a pod, nil if it is unknown.
 func (b *Book) Pod(uid UID) *Pod { return b.pods[uid] }
 
-// Given returns a PodIP of a pod that may be unknown, nil: there is none.
+// Given returns a PodIP of a pod, which may be unknown, nil if the pod has none.
 func (b *Book) Given(uid UID) *PodIP {
 	for _, a := range b.given[uid] {
 		return b.ips[a]
@@ -308,7 +308,8 @@ func (b *Book) untell(p *Pod) {
 	forget(b.runs, p.Runs)
 }
 
-// RemovePod takes out a pod that the cluster has no more. final: its last state is the one that was put in last.
+// RemovePod takes out a pod that the cluster has no more. final says that its last state is the state that was put in
+// last.
 func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 	p := b.pods[uid]
 	if p == nil {

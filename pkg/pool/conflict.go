@@ -11,11 +11,12 @@ import (
 // This file bounds what other machines on a link can do to a pool.
 
 // machineMost is how many addresses of a pool are quarantined because of one machine. A machine with wrong addresses
-// has few of them. One that answers for more may answer for all, as proxy ARP does: to look for an address that it does
-// not answer for would quarantine the whole pool, and end a pod for each address.
+// has few of them. A machine that answers for more may answer for all, as proxy ARP does: to look for an address that
+// it does not answer for would quarantine the whole pool, and end a pod for each address.
 const machineMost = 5
 
-// machinesMost is the same for all machines together: one that answers with another MAC address each time is as many.
+// machinesMost is the same for all machines together: a machine that answers with another MAC address each time counts
+// as many.
 const machinesMost = 20
 
 // The pause between two ends of pods of a workload because of conflicts: doubled with each of its addresses that is in

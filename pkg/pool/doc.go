@@ -16,21 +16,23 @@
 //     node says first which addresses it has. See [Roll].
 //
 // Besides, no address leaks (every PodIP has a reason to exist, or [Book.Review] ends it) and no pod waits without a
-// reason that is said ([Plan.Reason]).
+// reason that is reported ([Plan.Reason]).
 //
 // # Who can be wrong
 //
-// What a Book knows comes from caches that lag behind, each by itself. Most decisions are safe all the same, because an
-// old version makes the write fail. What is not is in the write's conditions ([Check]), which are read past the caches.
+// What a Book knows comes from caches that lag behind, each independently. Most decisions are safe even so, because an
+// old version makes the write fail. What a version does not cover is in the write's conditions ([Check]), which are
+// read past the caches.
 //
 // An agent can lie, or its token be stolen. It is believed about the pods of its own node, and only as far as the
 // cluster itself says that they are: see [Fence]. What another one has written of a pod is taken back ([Book.Review]).
 // Only of a pod that was bound and deleted while no controller saw it, its PodIP alone says on which node it was.
 //
-// The word of an operator, that a node is off, is believed: its Node is deleted, or has the taint
+// An operator who declares a node off is believed: its Node is deleted, or has the taint
 // node.kubernetes.io/out-of-service and is not Ready. If it was not off, a pod that was deleted there answers until its
-// agent reaches the API server and finds that out. After a restore the word is that of the backup, also of a Node that
-// was deleted then and has come back since: who restores one has to take back what is not so any more.
+// agent reaches the API server and finds that out. After a restore the declaration is that of the backup, also of a
+// Node that was deleted then and has come back since: the operator who restores a backup has to take back what no
+// longer holds.
 //
 //	set.go    sets of addresses; parse.go a pool as people write it
 //	book.go   what is known; objects.go of what

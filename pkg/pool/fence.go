@@ -11,8 +11,8 @@ import (
 // Verdict of the fence.
 type Verdict int
 
-// The verdicts: the address may change hands; it may soon, by itself; it never may without something that somebody has
-// to do.
+// The verdicts: the address may change hands; it may soon, without intervention; it may only once an operator has
+// acted.
 const (
 	Yes Verdict = iota
 	Wait
@@ -24,7 +24,7 @@ type Finding struct {
 	Verdict Verdict
 	// Reason says what proves that the pod has the address no more, or what is missing.
 	Reason string
-	// Remedy is what somebody has to do, if the verdict is Never.
+	// Remedy is what an operator has to do, if the verdict is Never.
 	Remedy string
 	// If is what must be so past the caches, too.
 	If []Check
@@ -36,7 +36,7 @@ type Finding struct {
 type Situation struct {
 	Now time.Time
 	IP  *PodIP
-	// Pod is the one that the address was given to, nil if the cluster has it no more.
+	// Pod is the pod that the address was given to, nil if the cluster has it no more.
 	Pod *Pod
 	// End of that pod, nil if it was not seen.
 	End   *End
@@ -51,20 +51,17 @@ type Situation struct {
 	Agent func(node string) bool
 }
 
-// askAfter is how long the fence waits for a report before it has nodes asked for one: longer than an agent is away
-// when it is upgraded, or than kubelet takes to remove what is left of a pod.
+// askAfter is how long the fence waits for a report before nodes are asked for one: longer than an agent is away when
+// it is upgraded, or than kubelet takes to remove what is left of a pod.
 const askAfter = 30 * time.Second
 
 // Fence reports whether the pod that an address was given to surely has it no more, nor will again. That is so if
 //
 //   - its node's agent says so, in the status of the PodIP or when it was asked, or
 //   - it was deleted before it had a node, or
-//
-// - it was deleted, and its node is off by the word of an operator, and not Ready: kubelet of one that is off is
-// silent,
-//
-//	  or
-//	- it was deleted, nobody knows which node it had, and every node says that it is not there, or is off.
+//   - it was deleted, and its node is declared off by an operator and not Ready: the kubelet of a node that is off is
+//     silent, or
+//   - it was deleted, it is unknown which node it had, and every node reports that the pod is not there, or is off.
 //
 // That a pod was deleted, by force or not, proves nothing, nor does a node that is not Ready: its sandbox may live on.
 // Nor does what another node than the pod's says of it: an agent may lie, or its token may have been stolen. Then it
@@ -178,8 +175,8 @@ func (s Situation) answered(node string) bool {
 	return ok && s.Asked > 0 && a.Round >= s.Asked && !a.holds(s.IP)
 }
 
-// muteAfter is after how long an operator has to do something about a node that is Ready and does not answer, since no
-// agent has run there or none is to run there any more.
+// muteAfter is how long a node that is Ready may stay silent before an operator has to act: either no agent has ever
+// run there, or none is to run there any more.
 const muteAfter = 2 * time.Minute
 
 const muteRemedy = "let the agent run there or, if it is not to, label the Node " + AgentLabel + "=" + NoAgent

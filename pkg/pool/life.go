@@ -46,9 +46,9 @@ func (b *Book) Addresses() []netip.Addr {
 	return slices.Compact(all)
 }
 
-// Review reviews one address: it makes a PodIP again that a pod lacks, quarantines one that several pods have, and ends
-// one whose reason is gone. One that stays and has lost its finalizer, as by an uninstallation, gets it back. wanted is
-// asked only if that matters.
+// Review reviews one address: it makes a PodIP again that a pod lacks, quarantines a PodIP that several pods have, and
+// ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
+// back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	if reason, remedy := b.recalling(now); reason != "" {
 		return Plan{Reason: reason, Remedy: remedy}
@@ -138,14 +138,14 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	return Plan{Reason: why, Until: until}
 }
 
-// quarantinedFor is how long nobody gets an address that another machine has.
+// quarantinedFor is how long no pod gets an address that another machine has.
 const quarantinedFor = time.Hour
 
-// reviewConflict decides about a pod that cannot start, because another machine has its address. One that had the
+// reviewConflict decides about a pod that cannot start, because another machine has its address. A pod that had the
 // address before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod
-// which replaces it gets another address: it never ran, but it was told of this one, which is kept for nobody from then
-// on, and is free only past the fence, as any other. A machine that answers for too many addresses ends no pod, and the
-// pods of one workload are ended ever more slowly.
+// which replaces it gets another address. The ended pod never ran, but it was told of the address. From then on the
+// address is kept for no pod, and is free only past the fence, as any other. A machine that answers for too many
+// addresses ends no pod, and the pods of one workload are ended ever more slowly.
 func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
 	kept := pod.kept(p.Addr)
@@ -177,8 +177,8 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	return plan
 }
 
-// reviewQuarantined ends the quarantine of an address once every node has said who has it, since it began: nobody, so
-// that it is its identity's again, or one pod, whose it then is.
+// reviewQuarantined ends the quarantine of an address once every node has said, since it began, which pods have the
+// address. If no pod has it, it is its identity's again; if one pod has it, it is that pod's.
 func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	why := "it is quarantined: " + p.Quarantine.Reason
 	if now.Before(p.Quarantine.Until) {
@@ -257,9 +257,9 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	return Plan{Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
 }
 
-// corrected returns the PodIP with the node that its pod has by the cluster. wrong: another node has spoken of the pod,
-// which is not its own. That is not believed, but it would be once no controller knows the pod any more, and until then
-// the pod's own agent may write nothing.
+// corrected returns the PodIP with the node that its pod has by the cluster. wrong says that another node has spoken of
+// the pod, which is not its own. That is not believed, but it would be once no controller knows the pod any more, and
+// until then the pod's own agent may write nothing.
 func (b *Book) corrected(p *PodIP, now time.Time) (again PodIP, wrong bool) {
 	node, known := b.situation(p, now).known()
 	if said := p.saidOn(); !known || node == "" || said == "" || said == node {
@@ -339,7 +339,7 @@ func (b *Book) superseded(p *PodIP) bool {
 	return pod.Has != nil && !pod.has(p.Addr)
 }
 
-// end frees an address, in two steps if it is held: deleted first, nobody can claim it any more.
+// end frees an address, in two steps if it is held: it is deleted first, so that no pod can claim it any more.
 func (b *Book) end(p *PodIP, why string, checks []Check) Plan {
 	if p.Deleting {
 		again := *p
@@ -349,8 +349,8 @@ func (b *Book) end(p *PodIP, why string, checks []Check) Plan {
 	return Plan{Reason: why, Writes: []Write{DeleteIP{PodIP: *p, If: checks}}}
 }
 
-// ReviewPool lets a pool go that is being deleted and has no PodIPs. One that has some and has lost its finalizer gets
-// it back.
+// ReviewPool takes the finalizer off a pool that is being deleted and has no PodIPs. A pool that has PodIPs and has
+// lost its finalizer gets it back.
 func (b *Book) ReviewPool(name string) Plan {
 	s := b.pools[name]
 	switch {

@@ -26,7 +26,7 @@ func (t turn) compare(o turn) int {
 type lines struct {
 	of map[string][]turn
 	in map[UID]queued
-	// stirred are the pools of which a pod may get an address now: one is free, or the line has become shorter.
+	// stirred are the pools that may have an address for a pod now: an address is free, or the line has become shorter.
 	stirred map[string]bool
 }
 
@@ -59,7 +59,7 @@ func (l lines) join(t turn, pools []string) {
 	}
 }
 
-// leave notes that a pod waits for no address any more, and returns the pools for which it did.
+// leave notes that a pod no longer waits for an address, and returns the pools that it waited for.
 func (l lines) leave(uid UID) []string {
 	q := l.in[uid]
 	delete(l.in, uid)
@@ -81,7 +81,7 @@ func (l lines) stir(pools ...string) {
 	}
 }
 
-// StopWaiting notes that a pod waits for no address any more.
+// StopWaiting notes that a pod no longer waits for an address.
 func (b *Book) StopWaiting(uid UID) { b.lines.stir(b.lines.leave(uid)...) }
 
 // Waiting returns the pods that wait for an address of a pool, the oldest first.

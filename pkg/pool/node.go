@@ -14,16 +14,16 @@ type Local struct {
 	// the pod does not exist by the watch, or if it has a PodIP whose status does not name this node yet (see
 	// [Local.LookUp]); both are false if it was not read, or the cluster has no such pod.
 	Here, Elsewhere bool
-	// Off: this node is off by the word of an operator, its Node is deleted or has the taint out-of-service; read past all
-	// caches, after Here, if [Local.LookUpNode].
+	// Off says that an operator has declared this node off: its Node is deleted or has the taint out-of-service. It is
+	// read past all caches, after Here, if [Local.LookUpNode].
 	Off bool
 	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
 	Netns bool
-	// Found: nothing says that a pool has given the pod this address, it only has it. So it is with one that another
-	// program has started, and that has been adopted while this agent was away: it may be given up without that it was
-	// ever heard of.
+	// Found says that the pod has this address, and nothing says that a pool has given it to the pod. That is so of a pod
+	// whose address another program gave it, and that was adopted while this agent was away: it may be given up before
+	// this agent has ever heard of it.
 	Found bool
-	// Barred: the node's book says that no ADD of the pod may succeed any more.
+	// Barred says that, by the node's book, no ADD of the pod may succeed any more.
 	Barred bool
 	// Conflict is the MAC address of another machine that had the address when the pod was to start, empty if none had.
 	Conflict string
@@ -70,18 +70,16 @@ type Deed struct {
 // [Local.Found]. Static pods are not among these, since the cluster knows them by other UIDs.
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
-//   - One that has not started is Allocated, if other nodes route to it: they may do so by the time it answers.
-//   - One that cannot start, because another machine has the address, is Allocated, with the Conflict.
+//   - A pod that has not started is Allocated, if other nodes route to it: they may do so by the time it answers.
+//   - A pod that cannot start, because another machine has the address, is Allocated, with the Conflict.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
-//     those of one that the cluster has elsewhere, and of one that it has deleted while it believes this node to be
-//
-// off: its address may be another one's any moment. One that nothing is known of but its address is left alone, unless
-//
-//	  that is a PodIP's.
-//	- A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
-//	  know yet that the pod was deleted.
-//	- It reports only of a pod that surely is no other node's: the cluster has it here, or has noted already that it
-//	  was here. After a restore, one that ran here may have been given another node, and be gone since.
+//     those of a pod that the cluster has elsewhere, and of a pod that it has deleted while it believes this node to be
+//     off: its address may be another pod's any moment. A pod of which only the address is known is left alone, unless
+//     the address is a PodIP's.
+//   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
+//     know yet that the pod was deleted.
+//   - The agent reports only of a pod that surely is no other node's: the cluster has it here, or has noted already
+//     that it was here. After a restore, a pod that ran here may have been given another node, and be gone since.
 func Tend(l Local) Deed {
 	mine := l.mine()
 	speaks := mine && (l.Here || l.named())

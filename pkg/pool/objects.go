@@ -51,7 +51,8 @@ const (
 	Retained  Phase = "Retained"
 )
 
-// Quarantine is why nobody gets an address, not even who it belongs to. The zero Quarantine: it is not in quarantine.
+// Quarantine is why no pod gets an address, not even its owner. An address with the zero Quarantine is not in
+// quarantine.
 type Quarantine struct {
 	Reason string
 	// MAC is that of the other machine that has the address, empty if it is not because of one.
@@ -61,7 +62,7 @@ type Quarantine struct {
 	Until time.Time
 }
 
-// PodIP is an address, and whose it is.
+// PodIP is an address and its owner.
 type PodIP struct {
 	Addr    netip.Addr
 	UID     string // of the object
@@ -116,7 +117,7 @@ func (p *PodIP) boundOn(node string) bool {
 // conflicts reports whether another machine has the address, so that the pod it was given to could not start.
 func (p *PodIP) conflicts() bool { return p.Of == p.PodUID && p.Phase == Allocated && p.Conflict != "" }
 
-// Pod is one that asks for addresses of pools, has some, or was given some.
+// Pod is a pod that asks for addresses of pools, has some, or was given some.
 type Pod struct {
 	UID             UID
 	Version         string
@@ -157,7 +158,7 @@ type Want struct {
 	Pools              []string
 }
 
-// Address is one that a pod has, as its annotation stayput.io/addresses says it to the node.
+// Address is an address of a pod, as its annotation stayput.io/addresses tells the node.
 type Address struct {
 	Network   string       `json:"network,omitempty"`
 	Interface string       `json:"interface"`
@@ -166,8 +167,8 @@ type Address struct {
 	Prefix    netip.Prefix `json:"address"` // with the length of the subnet
 	Gateway   netip.Addr   `json:"gateway,omitzero"`
 	Routes    []Route      `json:"routes,omitempty"`
-	// Last is the node on which the address was used last, as far as is known. On any other one it may be somebody
-	// else's, and is probed before it is used.
+	// Last is the node on which the address was used last, as far as is known. On any other node the address may be in use
+	// by another host, and is probed before it is used.
 	Last string `json:"last,omitempty"`
 }
 

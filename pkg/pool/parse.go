@@ -51,7 +51,7 @@ func (e *FieldError) Error() string {
 }
 
 // Parse reads a pool. It reports every field that is wrong, each as a [*FieldError]. An address that no host can have
-// is never in the set: the network's own and its broadcast address are for whoever asks for them by name.
+// is never in the set. The network's own and its broadcast address are in it only if spec.addresses names them.
 func Parse(s Spec) (Range, error) {
 	var errs []error
 	wrong := func(field, value, expected string, args ...any) {

@@ -35,15 +35,15 @@ type choice struct {
 	slot slot
 	ip   PodIP
 	last string // the node where the address was last
-	wr   Write  // nil: it is the pod's already
+	wr   Write  // nil if the address is the pod's already
 }
 
 // Place gives a pod its addresses. It is for pods that are gated, and for those that could not be: they have no
 // annotation. In the plan's order the addresses are claimed, then the pod is told and ungated. A pod that waits is in
 // [Book.Waiting] of each pool that has none for it.
 //
-// For each address that is the pod's own, or one that the identity has and nobody uses; then one that was never used,
-// as far as is known; then the one that is free for the longest. All or none are taken.
+// For each address, Place takes the pod's own, or an address that the identity has and no pod uses; then an address
+// that was never used, as far as is known; then the address that is free for the longest. All or none are taken.
 func (b *Book) Place(uid UID, now time.Time) Plan {
 	waited := b.lines.leave(uid)
 	plan := b.place(uid, now)
@@ -123,7 +123,7 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 // nothing that takes the term back.
 const lostLately = 5 * time.Minute
 
-// lost returns the nodes on which addresses were last, and which are deleted or off by the word of an operator. The
+// lost returns the nodes on which addresses were last, and which are deleted or declared off by an operator. The
 // scheduler may not know that yet, and would bind the pod to such a node, where nothing starts it and Kubernetes ends
 // it after a minute.
 func (b *Book) lost(all []choice, now time.Time) (nodes []string) {
@@ -273,7 +273,8 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 	return b.allocate(pod, s, taken, now)
 }
 
-// chooseGiven finds an address of a slot that was given to the pod, and if runs is true only one that it runs with.
+// chooseGiven finds an address of a slot that was given to the pod; if runs is true, only an address that the pod runs
+// with.
 func (b *Book) chooseGiven(pod *Pod, s slot, taken map[netip.Addr]bool, runs bool) (c choice, ok bool) {
 	for _, a := range b.given[pod.UID] {
 		p, has := b.ips[a], b.runsWith(pod, a)
@@ -297,8 +298,8 @@ func (b *Book) chooseGiven(pod *Pod, s slot, taken map[netip.Addr]bool, runs boo
 	return c, false
 }
 
-// runsWith reports whether a pod that has not been told of an address has it all the same, by the word of its node: it
-// was told before the API server's data were restored.
+// runsWith reports whether a pod that has not been told of an address has it, as its node reports: it was told before
+// the API server's data were restored.
 func (b *Book) runsWith(pod *Pod, a netip.Addr) bool {
 	if p := b.ips[a]; p != nil && p.PodUID == pod.UID && p.boundOn(pod.Node) {
 		return true
@@ -336,7 +337,7 @@ func (b *Book) claim(pod *Pod, s slot, p *PodIP, f Finding) choice {
 	return c
 }
 
-// allocate finds an address that nobody has.
+// allocate finds an address that is unassigned.
 func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
 	var why, full []string
 	var remedy string
@@ -404,8 +405,8 @@ func (b *Book) toldTo(a netip.Addr) bool {
 	return false
 }
 
-// Unreserve forgets that an address was about to be claimed: the write failed, and the address is somebody else's or
-// still free.
+// Unreserve forgets that an address was about to be claimed: the write failed, and the address is in use by another pod
+// or still free.
 func (b *Book) Unreserve(a netip.Addr) {
 	for name, s := range b.pools {
 		if _, reserved := s.reserved[a]; reserved {

@@ -10,18 +10,18 @@ import (
 
 // Roll is what all nodes are asked. There is one in the cluster.
 //
-// It is also how a controller notices that the API server was restored from a backup. Who leads sets Mark again every
-// [MarkEvery], and counts that. A mark that is older than one which this process has seen, or older than [MarkLost],
-// means that the cluster may have forgotten who has which address. So does one of the future: a clock was wrong, and
-// how old the mark is cannot be told. Then all nodes are asked, and until they have answered nothing is given, taken or
-// freed.
+// It is also how a controller notices that the API server was restored from a backup. The leading controller sets Mark
+// again every [MarkEvery], and counts that in Marks. A mark that is older than another mark which this process has
+// seen, or older than [MarkLost], means that the cluster may have forgotten which pod has which address. So does a mark
+// of the future: a clock was wrong, and how old the mark is cannot be told. Then all nodes are asked, and until they
+// have answered no address is given, taken or freed.
 type Roll struct {
 	Version string // empty: it does not exist
 	// Round is that of the last question. It is a time in nanoseconds, so that it is new after a restore, too.
 	Round int64
-	// Asked are pods that nobody knows anything of, and the round in which they were asked for first. A node that answers
-	// this round or a later one without one of them will never have it. Besides, there are addresses in quarantine: who
-	// has them?
+	// Asked are pods of which nothing is known, and the round in which they were asked for first. A node that answers this
+	// round or a later one without naming such a pod will never have it. Asked also has the addresses in quarantine, to
+	// find out which pods have them.
 	Asked map[UID]int64
 	// Epoch is the last round that all nodes had to answer before anything was given. While Recalling they still have to.
 	Epoch     int64
@@ -33,13 +33,14 @@ type Roll struct {
 	Marks int64
 }
 
-// lost reports whether the API server may have forgotten something: by the clock, or since this roll is older than one
-// that was seen before.
+// lost reports whether the API server may have forgotten something: by the clock, or since this roll is older than a
+// roll that was seen before.
 func (r Roll) lost(seen Roll, now time.Time) bool {
 	return r.Version == "" || now.Sub(r.Mark) > MarkLost || r.Mark.Sub(now) > MarkEvery || r.older(seen)
 }
 
-// older reports whether the roll is from before one that was seen. A mark of the future is taken back in another term.
+// older reports whether the roll is from before a roll that was seen. A mark of the future is taken back in another
+// term.
 func (r Roll) older(seen Roll) bool {
 	return r.Marks < seen.Marks || r.Term == seen.Term && r.Mark.Before(seen.Mark)
 }
@@ -86,14 +87,14 @@ func (a Answer) holds(p *PodIP) bool {
 	return slices.ContainsFunc(a.Held, func(h Held) bool { return h.UID == p.PodUID })
 }
 
-// Lead returns what who leads makes of the roll: at once, before it lists PodIPs for its [Book], and then every
-// [MarkEvery]. live is the roll as it is past all caches, seen the one that this process saw or wrote last. The write
-// is bound to the version of live.
+// Lead returns the roll as the leading controller is to write it: at once, before it lists PodIPs for its [Book], and
+// then every [MarkEvery]. live is the roll as it is past all caches, seen the roll that this process saw or wrote last.
+// The write is bound to the version of live.
 func Lead(live, seen Roll, now time.Time) Roll {
 	next := live
 	lost := live.lost(seen, now)
 	if lost {
-		// No pod that a backup has was made much later, also if this clock is behind.
+		// No pod that a backup has was created much later, even if this clock is behind.
 		next.Round = max(now.UnixNano(), live.Mark.UnixNano(), live.Round+1, seen.Round+1)
 		next.Epoch, next.Term, next.Recalling = next.Round, next.Round, true
 	}
@@ -104,7 +105,7 @@ func Lead(live, seen Roll, now time.Time) Roll {
 	return next
 }
 
-// Lead is the same for who has a Book. If that reports to be stale afterwards, it must be made again.
+// Lead is the same for a controller that has a Book. If the Book is stale afterwards, it must be made again.
 func (b *Book) Lead(live Roll, now time.Time) Write {
 	next := Lead(live, b.roll, now)
 	next.Asked = maps.Clone(next.Asked)
@@ -129,8 +130,8 @@ func (b *Book) SetRoll(r Roll) {
 	b.roll = r
 }
 
-// Stale reports whether the API server has forgotten something since this Book was begun, or has been told it again:
-// nothing is decided by it any more. Call Lead, then begin a new one with what the API server has now.
+// Stale reports whether the API server has forgotten something since this Book was begun, or has been told it again: no
+// further decision is made with it. Call Lead, then begin a new one with what the API server has now.
 func (b *Book) Stale() bool { return b.stale }
 
 // ask begins a round, and notes what it is about.
@@ -173,8 +174,8 @@ func (b *Book) recalled(why string, now time.Time) Finding {
 		func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
 }
 
-// Unanswered returns the nodes that somebody waits for to answer what all nodes are asked last, sorted. Those that are
-// off, or can have no address, are not among them.
+// Unanswered returns the nodes whose answer to the last question for all nodes is awaited, sorted. Those that are off,
+// or can have no address, are not among them.
 func (b *Book) Unanswered() (nodes []string) {
 	if !b.roll.Recalling && len(b.roll.Asked) == 0 {
 		return nil

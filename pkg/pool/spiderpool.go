@@ -24,7 +24,7 @@ const (
 	spiderDefaultV6 = "ipam.spidernet.io/default-ipv6-ippool"
 )
 
-// spiderWords are those of pods, of which the first counts, and defaults those of namespaces.
+// spiderWords are the annotations of pods, defaults those of namespaces. The first that is set counts.
 var (
 	spiderWords = []string{spiderSubnets, spiderSubnet, spiderIPPools, spiderIPPool}
 	defaults    = []string{spiderDefaultV4, spiderDefaultV6}
@@ -34,8 +34,8 @@ var (
 const askWord = "stayput.io/pools"
 
 // AsksItself reports whether a pod asks for addresses of pools by its own annotations, and whether these decide that
-// whatever its namespace says. Spiderpool's words count if spiderpool is set; one that is empty is as if it were not
-// there, but ours asks for none.
+// regardless of its namespace. Spiderpool's words count if spiderpool is set. An empty word of Spiderpool's is as if it
+// were not there; ours, if empty, asks for none.
 func AsksItself(annotations map[string]string, spiderpool bool) (asks, decides bool) {
 	if ours, ok := annotations[askWord]; ok {
 		return ours != "", true

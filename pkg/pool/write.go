@@ -73,7 +73,7 @@ func (w EndPod) conditions() []Check    { return w.If }
 func (w HoldPool) conditions() []Check  { return w.If }
 func (w WriteRoll) conditions() []Check { return w.If }
 
-// ErrStale is the error of a write whose conditions are not met: what it was decided on is not so any more.
+// ErrStale is the error of a write whose conditions are not met: what it was decided on no longer holds.
 var ErrStale = errors.New("decided on what is not so any more")
 
 // Live reads past all caches.
@@ -92,9 +92,10 @@ type Live interface {
 // Check is a condition of a write that no version covers, because it is about other objects. It is read past the
 // caches, just before the write.
 type Check struct {
-	// Pod that must not exist (any more), or must, not ending, and without a node if it is known without one.
+	// Gone is a pod that must not exist (any more), There a pod that must exist, not be ending, and have no node if it is
+	// known without one.
 	Gone, There *Pod
-	// Off is a node that must not exist, or be off by the word of an operator, and not Ready.
+	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string
 	// Among are nodes besides which there must be no other.
 	Among []string
@@ -172,7 +173,7 @@ type Plan struct {
 	Writes []Write
 	// Reason says why the pod waits, or why the address is neither used nor free. Empty: it does not.
 	Reason string
-	// Remedy is what somebody has to do about it, empty if it ends by itself.
+	// Remedy is what an operator has to do about it, empty if it ends without intervention.
 	Remedy string
 	// Until is when the reason ends, if that is known.
 	Until time.Time
