@@ -16,7 +16,7 @@
 //
 //	nri_hooks.go  what the runtime calls: a promise, and into the queue
 //	queue.go      what follows: policy.go sets the policy and verifies the addresses
-//	unseen.go     the same for pods of which NRI says nothing, as far as CRI lists them
+//	unseen.go     the same for pods that NRI does not report, as far as CRI lists them
 //	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of hostnet's view
 //	book.go       what is bound and retained: published, counted, expired at its time, released when asked
 //	spool.go      what the plugin reports
@@ -77,8 +77,8 @@ type Options struct {
 	// Interval is the longest time between two reconciliations, jittered.
 	Interval time.Duration
 
-	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and
-	// Namespace the one that stayput is installed in. If it is empty, an uninstallation goes unnoticed.
+	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and Namespace
+	// the namespace that stayput is installed in. If Namespace is empty, an uninstallation goes unnoticed.
 	API       *rest.Config
 	NodeName  string
 	Namespace string
@@ -124,8 +124,8 @@ type Agent struct {
 	apiserver  *apiserver.Client     // nil if there is none
 	api        *retainedip.Publisher // nil if there is none
 
-	uninstaller *uninstall.Uninstaller // nil: an uninstallation goes unnoticed
-	pools       *podip.Keeper          // nil: as above, for that the cluster has pools is learned with it
+	uninstaller *uninstall.Uninstaller // nil if an uninstallation goes unnoticed
+	pools       *podip.Keeper          // nil if uninstaller is: from it the agent learns that the cluster has pools
 }
 
 func (o *Options) setDefaults() {

@@ -44,8 +44,8 @@ func (g *agreement) reached(epoch int, ledgers []*ledger.Ledger) {
 	}
 }
 
-// networks returns the names of those networks that have been reconciled with the runtime and of which every record
-// can be read.
+// networks returns the names of those networks that have been reconciled with the runtime and whose every record can be
+// read.
 func (g *agreement) networks(books []book) (names []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -22,7 +22,7 @@ type bookKeeper struct {
 	now      wake.Signal
 	networks *networks
 	agreed   *agreement
-	// follow has the address files of these networks watched.
+	// follow watches the address files of these networks.
 	follow  func([]*ledger.Ledger)
 	news    *news
 	beat    *beat
@@ -30,7 +30,7 @@ type bookKeeper struct {
 	log     *slog.Logger
 
 	releases  releases
-	sweep     atomic.Bool            // it is to expire whatever the clock says
+	sweep     atomic.Bool            // expire is due, also before the clock says so
 	newer     atomic.Pointer[string] // what only a newer version can read, nil if never read
 	published retainedip.Promises    // as last published
 	released  bool                   // a claim was released since

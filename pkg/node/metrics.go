@@ -52,7 +52,7 @@ type metrics struct {
 	peerErrors        prometheus.Counter
 }
 
-// newMetrics registers the metrics. Without NRI there is none that says whether it is connected: nobody need be told.
+// newMetrics registers the metrics. Without NRI there is no metric of its connection: there is nothing to report.
 func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 	register := promauto.With(r)
 	counter := func(name, help string) prometheus.Counter {

@@ -13,7 +13,7 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
-	Netns       string // path; empty for a pod on the host's network and for one that has ended
+	Netns       string // path; empty for a pod on the host's network and for a pod that has ended
 }
 
 func (s Sandbox) attrs(more ...any) []any {
@@ -72,8 +72,8 @@ func (a *Agent) RemovePodSandbox(s Sandbox) {
 	a.hooks.pools.Look(s.Pod, s.Annotations, true)
 }
 
-// Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
-// is no time for promises: the queue makes them.
+// Synchronize is the hook of a new connection: it catches up with all that happened while there was none. There is no
+// time for promises: the queue makes them.
 func (a *Agent) Synchronize(all []Sandbox) {
 	h := a.hooks
 	defer h.timed("Synchronize")()

@@ -121,9 +121,9 @@ func (a *announcer) announceDue(pending []*announcement) (later []*announcement)
 	return later
 }
 
-// forgetConnections flushes the tracked connections of addresses that have just been restored, in one pass for
-// all of them. It comes before the new pod has its address, so whatever there is was the old pod's; a report
-// that is older than that proves nothing.
+// forgetConnections flushes the tracked connections of addresses that have just been restored, in one pass for all of
+// them. It comes before the new pod has its address, so all connections that are tracked then were the old pod's. A
+// report that is older than stale does not prove that.
 func (a *announcer) forgetConnections(events []ledger.Event) {
 	addrs := map[netip.Addr]bool{}
 	wall := wall(a.clock)

@@ -70,7 +70,7 @@ func (p *policies) promiseInTime(o observation) {
 	}
 }
 
-// promise sets the policy of the sandbox's attachments on which nobody has decided.
+// promise sets the policy of those of the sandbox's attachments that are still undecided.
 func (p *policies) promise(o observation) {
 	ledgers, _ := p.networks.open()
 	for _, at := range p.attachments(o.sandbox.ID, ledgers) {
@@ -110,10 +110,10 @@ func (p *policies) identify(s Sandbox) ledger.Netns {
 	return ns
 }
 
-// set hands the pod's policy to the ledger and returns the addresses of the attachment. A pod without
-// annotations is decided, too: it asks for nothing. One with bad annotations is left as it is. An attachment with
-// addresses of pools asks the node for nothing, whatever its pod asks: the cluster keeps these. ok is false if the
-// ledger could not be written.
+// set hands the pod's policy to the ledger and returns the addresses of the attachment. A pod without annotations is
+// decided, too: it asks for nothing. A pod with bad annotations is left as it is. An attachment with addresses of pools
+// asks the node for nothing, even if its pod does: the cluster keeps these. ok is false if the ledger could not be
+// written.
 func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []netip.Addr, ok bool) {
 	s := o.sandbox
 	log := p.log.With(s.attrs("network", at.ledger.Network().Name, "ifname", at.att.IfName)...)

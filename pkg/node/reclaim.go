@@ -177,8 +177,8 @@ func spacesOf(v *hostnet.View, recorded []ledger.Netns) map[*hostnet.Space]bool 
 // namespaces of running pods: if the addresses in one cannot be listed, it has those that the ledger says, which are no
 // suspect's. Any other that cannot be read may have every address.
 //
-// A pod's namespace without a process is debris: its runtime is the one that does not know it. Any other
-// (of nerdctl, podman, ip netns, cnitool) belongs to a program that we cannot ask, with or without a process.
+// A pod's namespace without a process is debris: its own runtime does not know it. Any other namespace (of nerdctl,
+// podman, ip netns, cnitool) belongs to a program that we cannot ask, with or without a process.
 func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (
 	leftover *hostnet.Space, why string, err error,
 ) {

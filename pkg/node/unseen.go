@@ -13,11 +13,11 @@ import (
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
-// unseen sees, while NRI is off or away, to pods whose annotations CNI did not hand on either: it has them from the
-// runtime's list of sandboxes. That takes longer than NRI, which has the runtime wait: both containerd and CRI-O list a
-// sandbox only once it runs, so some tenths of a second after its ADD. A pod that asks for its address for the first
-// time and ends before that asks in vain. One that has been promised its address keeps it: a DEL that comes before the
-// policy leaves the promise as it was.
+// unseen serves, while NRI is off or away, the pods whose annotations CNI did not hand on either: it reads them from
+// the runtime's list of sandboxes. That takes longer than NRI, which makes the runtime wait: both containerd and CRI-O
+// list a sandbox only once it runs, so some tenths of a second after its ADD. A pod that asks for its address for the
+// first time and ends before that asks in vain. A pod that has been promised its address keeps it: a DEL that comes
+// before the policy leaves the promise as it was.
 type unseen struct {
 	now      wake.Signal
 	nri      *atomic.Bool // whether it is connected
@@ -30,7 +30,7 @@ type unseen struct {
 	beat *beat
 	log  *slog.Logger
 
-	told     map[string]bool // the containers of which ran has heard
+	told     map[string]bool // the containers that ran was told of
 	blind    time.Time       // since when annotations come from nowhere, zero if they come, or no pod waits for any
 	said     bool            // that they come from nowhere
 	listOnly atomic.Bool     // CNI has handed on none of the last pod, and NRI is not connected
@@ -112,8 +112,8 @@ func (u *unseen) look(ctx context.Context) (waits bool) {
 	return waits
 }
 
-// open returns the containers on whose policy nobody has decided and of which nobody was told, by ID, each with one of
-// its addresses. A ledger that cannot be read now will be at the next reconciliation.
+// open returns the containers whose policy is undecided and that ran was not told of, by ID, each with one of its
+// addresses. A ledger that cannot be read now will be at the next reconciliation.
 func (u *unseen) open() map[string]ledger.Address {
 	open, told := map[string]ledger.Address{}, map[string]bool{}
 	ledgers, _ := u.networks.open()

@@ -21,7 +21,7 @@ import (
 
 // watcher turns changes of files into wake-ups. Nothing depends on it alone: a reconciliation wakes the same loops.
 type watcher struct {
-	fs       *fsnotify.Watcher // nil: the node has no inotify instance left, and the loops are woken by the clock
+	fs       *fsnotify.Watcher // nil if the node has no inotify instance left: the clock wakes the loops then
 	stateDir string
 	reports  spool.Dir // what else the plugin keeps in stateDir is no news
 

@@ -1,8 +1,8 @@
 // Package apiserver is the API server as the agent of one node asks it: its one client, and what it knows of the Node.
 // Nothing else of the agent reads Nodes.
 //
-// Every answer is as it is past all caches. That something does not exist is said only if the API server says so of
-// this very kind: an error is ignorance, and so is a 404 by a server that does not know the kind.
+// Every answer is as it is past all caches. An object is reported as missing only if the API server says so of this
+// very kind: an error is ignorance, and so is a 404 by a server that does not know the kind.
 //
 // The agent runs on every node and knows few kinds: it links neither client-go's typed clients nor k8s.io/api/core.
 package apiserver

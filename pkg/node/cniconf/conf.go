@@ -302,7 +302,7 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 // not: then no pod could start.
 func refusal(list map[string]any) string {
 	one := []any{list["cniVersion"]}
-	several, _ := list["cniVersions"].([]any) // of which the runtime takes the newest that it knows
+	several, _ := list["cniVersions"].([]any) // the runtime takes the newest of these that it knows
 	for i, v := range slices.Concat(one, several) {
 		if v, _ := v.(string); v != "" && !netconf.Speaks(v) {
 			key := "cniVersion"
@@ -524,7 +524,7 @@ func (c *Conf) WithoutAnnotations() bool {
 }
 
 // Networks returns the networks, with name and data directory alone, in which stayput may once have kept addresses,
-// whatever the IPAM plugin is now.
+// whichever IPAM plugin they have now.
 func (c *Conf) Networks() (networks []*ledger.Network) {
 	if !netconf.ValidNetwork(c.Network) {
 		return nil
@@ -558,8 +558,8 @@ func (c *Conf) Delegate() (first *Conf, clusterNetwork string) {
 	return first, ""
 }
 
-// Redelegate returns a configuration of kind Multus with another one in the place of a derived one that it delegates to
-// first, or of its path, whose last element is name. It returns nil if it delegates to something else.
+// Redelegate returns a configuration of kind Multus in which to replaces the derived configuration that it delegates to
+// first, or the path of that, whose last element is name. It returns nil if it delegates to something else.
 func (c *Conf) Redelegate(name string, to *Conf) []byte {
 	if c.Kind != Multus {
 		return nil

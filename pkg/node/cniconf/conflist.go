@@ -95,7 +95,7 @@ type Status struct {
 	State   State  `json:"state"`
 	Message string `json:"message"`
 	ConfDir string `json:"confDir"`
-	// File is the one that the runtime uses, and Network the network in it.
+	// File is the file that the runtime uses, and Network the network in it.
 	File    string `json:"file,omitempty"`
 	Network string `json:"network,omitempty"`
 	// Source is the file that the agent's is derived from.
@@ -215,7 +215,7 @@ type memory struct {
 const sourceHold = 10 * time.Minute
 
 // decide compares the directory with what should be there. It acts only on what is definite: a broken file may be half
-// written, and one that has vanished may come back.
+// written, and a file that has vanished may come back.
 func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 	own, ours := d.own()
 	if own != nil && !ours {
@@ -269,7 +269,7 @@ func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 }
 
 // held reports whether the agent's file stays because its source vanished less than sourceHold ago. A file that has
-// appeared since ends that; one that lay there all along does not.
+// appeared since ends that; a file that was there all along does not.
 func (d confDir) held(source string, first *Conf, m *memory, now time.Duration) bool {
 	names := map[string]bool{}
 	for _, f := range d.Files {

@@ -174,7 +174,7 @@ func (c *Conf) chained(types []any) []any {
 	return added
 }
 
-// Same reports whether the configuration equals the one in data, whatever the formatting: programs that chain a plugin
+// Same reports whether the configuration equals the one in data, apart from formatting: programs that chain a plugin
 // have their own.
 func (c *Conf) Same(data []byte) bool {
 	if bytes.Equal(c.data, data) {
@@ -274,7 +274,7 @@ func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Co
 	}
 	data, err := json.Marshal(delegates)
 	if err != nil {
-		return nil // as above
+		return nil // decoded values encode
 	}
 	return data
 }

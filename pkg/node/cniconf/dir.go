@@ -86,7 +86,7 @@ func readDirOnce(path string) (Dir, error) {
 			d.Files = append(d.Files, c)
 		}
 	}
-	// A directory that was removed: a mount of it stays empty for ever.
+	// If the directory was removed, a mount of it stays empty forever.
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return Dir{}, &fs.PathError{Op: "stat", Path: path, Err: err}

@@ -71,7 +71,7 @@ const (
 // called from any.
 type Keeper struct {
 	o       Options
-	install *installer // nil: it only observes
+	install *installer // nil if it only observes
 	memory  memory
 	writes  *rate.Limiter
 	metrics *metrics
@@ -190,8 +190,8 @@ func (k *Keeper) Run(ctx context.Context, guard func(observe func())) {
 	}
 }
 
-// follow watches the directories and reports whether it could: not one that does not exist yet, say. A directory that
-// was removed and made again has lost its watch; adding one twice costs nothing.
+// follow watches the directories and reports whether it could; it cannot watch a directory that does not exist yet. A
+// directory that was removed and made again has lost its watch; adding one twice costs nothing.
 func (k *Keeper) follow(watch *fsnotify.Watcher) bool {
 	if watch == nil {
 		return false

@@ -15,8 +15,8 @@ import (
 
 // retypeFlannel changes the IPAM plugin in the notes of flannel's plugin for a network, or for all if network is empty.
 //
-// That plugin notes the configuration of each container's ADD, and its DEL uses the note whatever the conflist says by
-// then: the DEL of containers from before stayput would go to host-local for ever, and after the removal of stayput's
+// That plugin notes the configuration of each container's ADD, and its DEL uses the note, not the conflist of that
+// time: the DEL of containers from before stayput would go to host-local forever, and after the removal of stayput's
 // plugin, that of its containers would fail.
 func retypeFlannel(d confDir, from, to, network, stateDir string) error {
 	dirs := map[string]bool{}
@@ -53,7 +53,7 @@ func retypeMultus(d confDir, cacheDir, from, to, network, stateDir string) error
 		func(data []byte) []byte { return RetypeDelegates(data, from, to, network, stateDir, d.first()) })
 }
 
-// retypeFiles replaces the files of a directory of which change returns another content than nil.
+// retypeFiles replaces the content of each file of a directory by what change returns for it, unless that is nil.
 func retypeFiles(dir string, change func([]byte) []byte) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,16 +113,16 @@ func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 	return removed, errors.Join(atomicfile.Sweep(confDir), handBackNotes(dir, cacheDir))
 }
 
-// handBackNotes has no note of an ADD name the plugin.
+// handBackNotes changes the notes of ADDs so that none names the plugin.
 func handBackNotes(dir confDir, cacheDir string) error {
 	return errors.Join(retypeFlannel(dir, netconf.Type, netconf.HostLocal, "", ""),
 		retypeMultus(dir, cacheDir, netconf.Type, netconf.HostLocal, "", ""),
 		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""))
 }
 
-// HandBackMultus has multus delegate to the configuration that it takes the next time it starts, where it has a copy of
-// the agent's or, thick, its path. That is gone, so that until then no pod could start, or only with the plugin there.
-// It does nothing while the agent's is there. changed reports whether a file was.
+// HandBackMultus makes multus delegate to the configuration that it takes the next time it starts, where it has a copy
+// of the agent's or, thick, its path. The agent's is gone, so that until then no pod could start, or only with the
+// plugin there. It does nothing while the agent's is there. changed reports whether a file was changed.
 func HandBackMultus(confDir string) (changed bool, err error) {
 	dir, err := readConfDir(confDir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -133,7 +133,7 @@ type Sandbox struct {
 	AddrsErr error
 }
 
-// Sandboxes lists every sandbox that the runtime knows, by ID. One that is being created is missing.
+// Sandboxes lists every sandbox that the runtime knows, by ID. A sandbox that is being created is missing.
 func (c *Client) Sandboxes(ctx context.Context) (map[string]Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -173,7 +173,7 @@ func WithAddrs(ctx context.Context, socket string) (map[string]Sandbox, error) {
 		if !s.Ready {
 			continue
 		}
-		// One that ended meanwhile has no addresses to compare.
+		// A sandbox that has ended meanwhile has no addresses to compare.
 		r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 		switch {
 		case status.Code(err) == codes.NotFound:
@@ -233,8 +233,8 @@ func (c *Client) CNI(ctx context.Context) (cniconf.Runtime, error) {
 	return all, nil
 }
 
-// Stop stops a sandbox: its containers end, and its network namespace goes. One that the runtime does not know is no
-// error.
+// Stop stops a sandbox: its containers end, and its network namespace goes. A sandbox that the runtime does not know is
+// no error.
 func (c *Client) Stop(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

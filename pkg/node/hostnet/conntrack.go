@@ -36,7 +36,7 @@ func FlushConntrack(addrs map[netip.Addr]bool) (n int, err error) {
 			switch _, err := req.Execute(unix.NETLINK_NETFILTER, 0); {
 			case err == nil:
 				n++
-			case !errors.Is(err, unix.ENOENT): // it ended by itself
+			case !errors.Is(err, unix.ENOENT): // the connection has ended meanwhile
 				errs = append(errs, fmt.Errorf("deleting a tracked connection: %w", err))
 			}
 		}
@@ -59,7 +59,7 @@ func trackedConnections(family uint8, addrs map[netip.Addr]bool) (found [][]byte
 		}
 		return true
 	})
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // the rest is flushed all the same
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what was listed is flushed
 		return found, fmt.Errorf("listing tracked connections: %w", err)
 	}
 	return found, nil

@@ -88,8 +88,8 @@ func Missing(path string, addrs []netip.Addr) ([]netip.Addr, error) {
 }
 
 // Down takes every interface of a recorded namespace down, but the loopback: nothing in it answers for an address any
-// more. If it is no more at its path it returns fs.ErrNotExist: what is there now is another one. Of a namespace that
-// was recorded without an inode the path counts. The host's own is an error.
+// more. If it is no longer at its path, Down returns fs.ErrNotExist: what is there now is another namespace. A
+// namespace that was recorded without an inode is identified by its path alone. The host's own namespace is an error.
 func Down(is ledger.Netns) error {
 	id, there, err := at(is.Path, is)
 	if err != nil {

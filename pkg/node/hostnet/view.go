@@ -183,7 +183,7 @@ func (v *View) addOpen(pid int) error {
 	return nil
 }
 
-// addLink adds the network namespace to which a link of /proc leads; nil if it leads to none any more.
+// addLink adds the network namespace to which a link of /proc leads; nil if it no longer leads to any.
 func (v *View) addLink(path string) (*Space, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); isNoProcess(err) {
@@ -290,9 +290,9 @@ func userNamespaceOf(ns *os.File) nsID {
 	return nsID{st.Dev, st.Ino}
 }
 
-// OwnedBy reports whether the namespace surely is one that processes of some cgroups have made for themselves, as every
-// user may: only they keep it, no mount does, and they are in the user namespace to which it belongs, which is not
-// ours. One that the runtime has made for a pod belongs to ours, or to the pod's.
+// OwnedBy reports whether processes of some cgroups surely have made the namespace for themselves, as every user may:
+// only they keep it, no mount does, and they are in the user namespace to which it belongs, which is not ours. A
+// namespace that the runtime has made for a pod belongs to our user namespace, or to the pod's.
 func (s *Space) OwnedBy(in func(cgroups string) bool) bool {
 	var own unix.Stat_t
 	if s.mounted || len(s.keepers) == 0 || s.owner == (nsID{}) || unix.Stat("/proc/self/ns/user", &own) != nil ||
@@ -346,8 +346,8 @@ func (v *View) places(path string) []string {
 	return all
 }
 
-// Find returns the recorded namespace, as we or the runtime see it; nil if it is gone. One that appeared after the
-// view was taken is an error.
+// Find returns the recorded namespace, as we or the runtime see it; nil if it is gone. A namespace that appeared after
+// the view was taken is an error.
 func (v *View) Find(ns ledger.Netns) (*Space, error) {
 	for _, path := range v.places(ns.Path) {
 		id, there, err := at(path, ns)

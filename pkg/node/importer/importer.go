@@ -33,11 +33,11 @@ type Options struct {
 
 // Import takes over what another program has promised. Without act it only says what it would do.
 //
-// It makes promises by commands of the ledger: nothing here writes one by itself. For a pod that is there its address
-// moves to its sandbox, and is bound all the while: no clock ever runs under a pod. For a pod that is gone the
-// attachment that has the address, or one that is made up, is ended under the policy.
+// It makes promises by commands of the ledger alone. The address of a pod that is there moves to the pod's sandbox, and
+// is bound all the while: no clock ever runs under a pod. For a pod that is gone, the attachment that has the address,
+// or an attachment that is made up, is ended under the policy.
 //
-// The runtime must answer: an address of which it is not known whether a sandbox has it is left alone.
+// The runtime must answer: an address is left alone if it is not known whether a sandbox has it.
 func Import(ctx context.Context, o Options, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock})
 	if err != nil {
@@ -178,8 +178,8 @@ func (im *importer) bookOf(ip netip.Addr) (of *book, why string) {
 	return of, ""
 }
 
-// findInLedger finds what has the addresses in the ledger, and completes them by those of its other families, of which
-// a record may lack some. It returns why they cannot be promised, or have no need to be.
+// findInLedger finds what has the addresses in the ledger, and adds its addresses of other families, which a record may
+// lack. It returns why they cannot be promised, or have no need to be.
 func (p *planned) findInLedger(item *inspection.ImportItem) (why string) {
 	for _, a := range p.book.addrs {
 		if a.Key == nil || a.Key.Pod != item.Pod || a.Key.Namespace() != item.Namespace || a.Key.IfName != item.Interface {

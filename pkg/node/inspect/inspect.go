@@ -52,7 +52,7 @@ const (
 	secondLook = 2 * time.Second
 )
 
-// Node describes the node and changes nothing. What it cannot find out is said in the description.
+// Node describes the node and changes nothing. The description says what could not be found out.
 func Node(ctx context.Context, o Options) *inspection.Node {
 	agent, said := askAgent(ctx, o.Listen)
 	n := &inspection.Node{

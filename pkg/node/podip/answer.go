@@ -28,8 +28,8 @@ import (
 
 const (
 	answerRetry = time.Second
-	// answerAgain is when it is found out again whether an answer is there that somebody still waits for: it goes with its
-	// Node.
+	// answerAgain is how often an agent looks whether an answer that a controller still waits for is there: it is deleted
+	// with its Node.
 	answerAgain = 5 * time.Minute
 	// mostWhy is the longest PodIPAnswer.spec.cannotRoute, in characters.
 	mostWhy = 1024
@@ -134,7 +134,7 @@ func (n *answerer) setRoll(roll *v1alpha1.PodIPRoll) {
 	n.now.Up()
 }
 
-// doubt has the answer read again.
+// doubt makes the loop read the answer again.
 func (n *answerer) doubt() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -327,7 +327,7 @@ func (n *answerer) known(uid string, s *sight) record {
 	return pod
 }
 
-// unknownPool is the pool of an address of which only the ledger tells.
+// unknownPool is the pool of an address that only the ledger knows.
 const unknownPool = "unknown"
 
 // errUnknownPod: an address of a pool is in use, and it is not known by whom. A reclamation or a DEL ends that.
@@ -373,7 +373,7 @@ func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alph
 }
 
 // heldBy returns the addresses of pools that a pod has: those that it was given, and what it has besides, if that is
-// wanted. Of a pod that was asked for, and of which nothing says what it was given, every address counts.
+// wanted. If the pod was asked for and nothing says what it was given, every address of the pod counts.
 func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool, wanted func(bound) bool) (
 	[]v1alpha1.PodIPHeld, error) {
 	pod := n.known(uid, s)

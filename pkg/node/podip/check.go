@@ -22,8 +22,8 @@ import (
 
 const (
 	workers = 8
-	// A pod that is not settled is due again: after retryFirst, then ever later; one that waits for somebody
-	// else every waitAgain.
+	// A pod that is not settled is due again: after retryFirst, then ever later; a pod that waits for another program
+	// every waitAgain.
 	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
 	waitAgain             = 15 * time.Second
 	// runsAgain is for a pod whose sandbox is to end, should the runtime's word not come: NRI may be off.
@@ -35,7 +35,7 @@ type verdict int
 
 const (
 	settled verdict = iota // when something of it changes
-	later                  // in a while: it waits for somebody
+	later                  // in a while: it waits for another program
 	soon                   // something is under way
 	running                // its sandbox is to end, and the runtime says once it does
 )
@@ -201,9 +201,9 @@ func (k *checker) confirm(ctx context.Context, pod *record) (bool, error) {
 	return k.follower.confirm(pod, text, ended)
 }
 
-// refuse has the runtime stop sandboxes of a pod that have been started without the plugin, as on a node whose network
-// was there before its agent: they have another address than the pod was given, and kubelet makes them again. While it
-// would make such a one again, nothing is said of the pod.
+// refuse tells the runtime to stop sandboxes of a pod that have been started without the plugin, as on a node whose
+// network was there before its agent: they have another address than the pod was given, and kubelet makes them again.
+// While kubelet would make such a sandbox again, nothing is reported of the pod.
 func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p presence) (verdict, error) {
 	strangers := p.strangers(addrs)
 	if len(strangers) == 0 {
@@ -308,7 +308,7 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		said = 0 // how other nodes route to it is still to be said
 	}
 	action := pool.Tend(l)
-	if action.Down && !c.took && c.name != "" && (o != nil || c.pod.text != "") { // of none else it is known whose it is
+	if action.Down && !c.took && c.name != "" && (o != nil || c.pod.text != "") { // the owner of any other is unknown
 		if err := c.takeDown(ctx); err != nil {
 			return soon, err
 		}
@@ -392,8 +392,8 @@ func (c *podCheck) isThere(ctx context.Context) (bool, error) {
 }
 
 // takeDown takes the interfaces down of the network namespaces that are surely the pod's: by the runtime, or by a
-// ledger that recorded them. Then it has the runtime stop the pod's sandboxes. A namespace that only has the address
-// may be anybody's, and is left alone.
+// ledger that recorded them. Then it tells the runtime to stop the pod's sandboxes. A namespace that only has the
+// address may belong to any program, and is left alone.
 func (c *podCheck) takeDown(ctx context.Context) error {
 	var errs []error
 	var own []ledger.Netns
@@ -431,7 +431,7 @@ func (c *podCheck) takeDown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// strayAfter is how long a runtime may take to end a namespace of which it says nothing any more.
+// strayAfter is how long a runtime may take to end a namespace that it no longer reports.
 const strayAfter = time.Minute
 
 // stray returns what keeps a pod that has ended from being gone, if that ends with nothing that the runtime or a ledger

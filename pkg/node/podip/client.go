@@ -83,7 +83,7 @@ type api interface {
 	RoutedByCloud(ctx context.Context) (bool, error)
 	// PodCIDRs returns those of this node, none if it has none. A Node that does not exist is an error.
 	PodCIDRs(ctx context.Context) ([]netip.Prefix, error)
-	// Off reports whether this node is off by the word of an operator.
+	// Off reports whether an operator has declared this node off.
 	Off(ctx context.Context) (bool, error)
 }
 

@@ -66,7 +66,7 @@ func (l *listing) recall(epoch int64) {
 	}
 }
 
-// repeat has all pods listed.
+// repeat makes the watch list all pods.
 func (l *listing) repeat() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -291,8 +291,8 @@ func (f *follower) withdraw() error {
 	return f.ledgers.Mailbox().PutServed(mailbox.Served{None: true})
 }
 
-// tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, beginEpoch tells
-// it.
+// tellServed tells the plugin what pools there are, if that has changed. If the plugin no longer knows anything,
+// beginEpoch tells it.
 func (f *follower) tellServed() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,15 +6,15 @@
 // What it tells the cluster is a fact. That a pod is gone it says only once the pod is barred from the node for good
 // (ledger.Bar), has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its
 // addresses is configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API
-// server or a file means wait, and is said on /readyz. It may be killed between any two of its writes: each is made
+// server or a file means wait, and is reported on /readyz. It may be killed between any two of its writes: each is made
 // again, or was enough.
 //
 // What it tells the plugin is a fact, too. It notes durably what pools the cluster has (ledger.Serve), and writes the
 // addresses of a pod (ledger.Tell) only if their annotation names the guard under which none but the controller can
 // have written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
 //
-// It decides nothing by itself: [pool.Tend] and [pool.Respond] do. Every question that they depend on is asked past all
-// caches. While the cluster has no pool it watches and writes nothing.
+// It decides nothing: [pool.Tend] and [pool.Respond] do. Every fact that they depend on is read past all caches. While
+// the cluster has no pool it watches and writes nothing.
 //
 // # Who knows what
 //
@@ -26,7 +26,7 @@
 //	follow.go   listing, follower: the watch of the node's pods, and the files for the plugin
 //	discover.go discoverer: pods that no watch brings
 //	check.go    checker: what is done about a pod that is due
-//	report.go   what is said of it
+//	report.go   what is reported of it
 //	answer.go   answerer: the PodIPRoll, and the node's answers
 //	routed.go   router: where routed addresses are, for package route
 //	sight.go    machine: what is on the node
@@ -87,7 +87,7 @@ type Options struct {
 }
 
 // Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits. It wires the
-// loops, each of which has its own state and lock.
+// loops; each loop has its own state and lock.
 type Keeper struct {
 	node    string
 	ledgers ledger.Options

@@ -30,7 +30,7 @@ type record struct {
 
 	text     string       // the annotation with its addresses, empty if nothing vouches for one
 	claimed  string       // what its annotation says, empty if that is known to be true
-	observed []netip.Addr // addresses of which only the ledger tells, or only the pod's network namespace
+	observed []netip.Addr // addresses that only the ledger, or only the pod's network namespace, shows
 	// unconfirmed: the plugin is to be told of the pod once its PodIPs say the same.
 	unconfirmed bool
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
@@ -137,7 +137,7 @@ func (t *podTable) begin(queue workqueue.TypedRateLimitingInterface[string]) {
 	t.queue, t.records, t.all = queue, map[string]*record{}, map[string]bool{}
 }
 
-// end queues none any more.
+// end stops the queueing of pods.
 func (t *podTable) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,7 +151,7 @@ func (t *podTable) enqueueLocked(r *record) {
 	}
 }
 
-// enqueueAll has all pods checked again, also those of which nothing was left to do.
+// enqueueAll queues all pods to be checked again, also those for which nothing was left to do.
 func (t *podTable) enqueueAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -280,7 +280,7 @@ func (t *podTable) vanishedLocked(uid string) {
 	}
 }
 
-// replaceAll records the UIDs of all pods of the node, each of which was put.
+// replaceAll records the UIDs of all pods of the node. Each of them must have been put.
 func (t *podTable) replaceAll(all map[string]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

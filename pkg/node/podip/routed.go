@@ -29,7 +29,7 @@ const podCIDRAgain = 15 * time.Second
 // flannelSubnet is what flanneld writes for its plugin.
 const flannelSubnet = "run/flannel/subnet.env"
 
-// errNoPodCIDR is about nodes whose addresses somebody else gives out.
+// errNoPodCIDR is about nodes whose addresses another program gives out.
 var errNoPodCIDR = errors.New("the Node has no podCIDR and the node's network no range: " +
 	"other nodes cannot route addresses of pools to its pods")
 
@@ -61,7 +61,7 @@ type router struct {
 	mu       sync.Mutex
 	enabled  bool // whether the cluster has a pool of mode Routed
 	podCIDRs []netip.Prefix
-	again    func() // has all PodIPs listed again, nil if they were never listed
+	again    func() // lists all PodIPs again, nil if they were never listed
 }
 
 // table is a [route.Table].
@@ -102,7 +102,7 @@ func (r *router) isEnabled() bool {
 	return r.enabled
 }
 
-// relist has all PodIPs listed again.
+// relist makes the watch list all PodIPs again.
 func (r *router) relist() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,7 +233,7 @@ func (r *router) here() (map[netip.Addr]string, error) {
 				return nil, err
 			}
 			if barred {
-				continue // it is not its any more
+				continue // the address is no longer the pod's
 			}
 		}
 		bridge, known := bridges[b.network]

@@ -60,8 +60,8 @@ func (s *servedPools) vouchesFor(text string) bool {
 		!slices.ContainsFunc(all, func(a struct{ Guard string }) bool { return a.Guard != pools.Guard })
 }
 
-// mayHave reports whether an address can be one of a pool, as far as is known. To any other nothing is routed, whatever
-// says that it is a pod's.
+// mayHave reports whether an address can be one of a pool, as far as is known. No other address is routed, even if a
+// record says that it is a pod's.
 func (s *servedPools) mayHave(a netip.Addr) bool {
 	pools, _ := s.get()
 	return pools == nil || pools.More ||

@@ -208,7 +208,7 @@ func (m *machine) there(a ledger.Address, boot string) (bool, error) {
 	return m.lives(a.Netns)
 }
 
-// errBlind: what is not seen may be there all the same.
+// errBlind is about a view that lacks namespaces: what is not seen may be there.
 var errBlind = errors.New("none of the network namespaces of the pods that run is visible: " +
 	"the agent's mounts are not the host's")
 
@@ -237,7 +237,7 @@ func (m *machine) believe(s *sight, boot string) error {
 // presence is where a pod is on the machine.
 type presence struct {
 	sandboxes []string // that run
-	ended     []string // sandboxes that do not run, whose namespace may be there all the same
+	ended     []string // sandboxes that do not run, whose namespace may still be there
 	entries   []bound
 	spaces    []*hostnet.Space // in which one of its addresses is configured, or may be
 }
@@ -259,8 +259,8 @@ func (p presence) strangers(addrs []netip.Addr) (ids []string) {
 
 // presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
 // unless it is another pod's, by the runtime or by a ledger: networks that do not know each other may have the same
-// addresses, and the next pod with the address may have started by the time that its namespace was looked into. So is
-// one that cannot be read.
+// addresses, and the next pod with the address may have started by the time that its namespace was looked into. A
+// namespace that cannot be read counts as the pod's, too.
 func (m *machine) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
 	for id, sandbox := range s.sandboxes {
 		switch {
@@ -321,7 +321,7 @@ func (m *machine) withoutOthers(ctx context.Context, s *sight, uid string, users
 			continue
 		}
 		space, err := s.view.Find(ledger.Netns{Path: path})
-		if err == nil && space != nil { // one that has come since has none of them
+		if err == nil && space != nil { // a namespace that has come since has none of them
 			without(space)
 		}
 	}

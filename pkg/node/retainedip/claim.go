@@ -35,8 +35,7 @@ type Claim struct {
 type Promises struct {
 	// Claims are sorted by network and key.
 	Claims []Claim
-	// Settled are the networks of which it is known that they have no other claims: their ledgers were read,
-	// and have been reconciled with the runtime since they were first seen. A claim of another network that
-	// is not among Claims may still turn up.
+	// Settled are the networks that are known to have no other claims: their ledgers were read, and have been reconciled
+	// with the runtime since they were first seen. A claim of another network that is not among Claims may still turn up.
 	Settled []string
 }

@@ -55,7 +55,7 @@ const (
 	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
 	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
 	EventNotPublished      ledger.EventReason = "RetainedIPRefused"
-	// EventAnnotationsUnknown is about the node: what its pods ask for reaches nobody.
+	// EventAnnotationsUnknown is about the node: its pods' annotations reach neither plugin nor agent.
 	EventAnnotationsUnknown ledger.EventReason = "AnnotationsUnknown"
 )
 
@@ -64,8 +64,8 @@ const (
 	warning = "Warning"
 )
 
-// eventKinds are the reasons that become Events, with their type and the API's word for what was being done.
-// A restore is what everybody expects: it has a metric and a line in the log.
+// eventKinds are the reasons that become Events, with their type and the API's word for what was being done. A restore
+// is no Event, since users expect it: it has a metric and a line in the log.
 var eventKinds = map[ledger.EventReason]struct{ kind, action string }{
 	ledger.EventNotRestored:      {warning, "Restoring"},
 	ledger.EventRefused:          {warning, "Retaining"},

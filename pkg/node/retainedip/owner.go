@@ -27,7 +27,8 @@ type nodeOwner struct {
 	stale bool
 }
 
-// errNoNode: the Node was deleted, or kubelet has not made it yet. It is logged once, not for every object.
+// errNoNode means that the Node was deleted, or that kubelet has not made it yet. It is logged once, not for every
+// object.
 var errNoNode = errors.New("the object that would own the RetainedIPs does not exist")
 
 // ownerPause is between two questions for a Node that is not there.

@@ -3,8 +3,8 @@
 //
 // The ledgers are right and the objects follow. An object is
 //
-//   - applied if it differs from what is promised, over the very version that was compared: whoever sets
-//     release at the same moment saw the older state, and is answered for that;
+//   - applied if it differs from what is promised, over the very version that was compared: a user who sets release at
+//     the same moment saw the older state, and is answered for that;
 //   - deleted if every network that it names was read and has no such promise, or its release is done;
 //   - left alone in every other case: an error, a network that was not seen yet, a list that did not come.
 //
@@ -169,10 +169,10 @@ func (p *Publisher) PublishClaims(all Promises) {
 	}
 }
 
-// PublishEvent sends e if it is one that people should see, unless too many are waiting.
+// PublishEvent sends e if users should see it, unless too many are waiting.
 func (p *Publisher) PublishEvent(e ledger.Event) { p.events.put(e) }
 
-// queueAll queues every name. One that is in order costs no request.
+// queueAll queues every name. A name that is in order costs no request.
 func (p *Publisher) queueAll() {
 	if !p.up {
 		return

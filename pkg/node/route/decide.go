@@ -12,10 +12,10 @@ import (
 type facts struct {
 	bound  bool // a pod of this node has it
 	bridge int  // the index of the bridge that it is on, 0 if there is none
-	placed bool // it is somebody's, by the API server
+	placed bool // a pod has it, by the API server
 	place  Place
-	kept   bool           // if it is nobody's: not for long
-	there  *route         // nil: none
+	kept   bool           // no pod has it, but not for long
+	there  *route         // nil if there is none
 	source *netlink.Route // the node's own to the serving node's pods, nil if there is none
 }
 
@@ -30,7 +30,7 @@ type doing int
 const (
 	leave doing = iota
 	remove
-	set // in place of the one that is there
+	set // in place of the route that is there
 )
 
 // decide returns what is to be done about the route of an address.
@@ -71,7 +71,7 @@ func decide(a netip.Addr, f facts) deed {
 	return deed{set, want}
 }
 
-// podRoute is the one that the plugin sets.
+// podRoute is the route that the plugin sets.
 func podRoute(a netip.Addr, bridge int) netlink.Route {
 	return netlink.Route{
 		Dst: hostNet(a), LinkIndex: bridge, Protocol: ProtocolPod, Scope: scopeOf(a), Type: unix.RTN_UNICAST,
@@ -79,7 +79,7 @@ func podRoute(a netip.Addr, bridge int) netlink.Route {
 	}
 }
 
-// refusal tells senders at once that nobody is there.
+// refusal tells senders at once that the address is unreachable.
 func refusal(a netip.Addr) netlink.Route {
 	return netlink.Route{
 		Dst: hostNet(a), Protocol: ProtocolAgent, Type: unix.RTN_UNREACHABLE, Table: unix.RT_TABLE_MAIN,
@@ -111,7 +111,7 @@ func scopeOf(a netip.Addr) netlink.Scope {
 	return netlink.SCOPE_UNIVERSE
 }
 
-// same reports whether a route of the kernel is the one that was asked for.
+// same reports whether a route of the kernel is the route that was asked for.
 func same(is, want netlink.Route) bool {
 	if is.Type != want.Type {
 		return false

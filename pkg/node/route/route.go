@@ -7,15 +7,16 @@
 //   - On a node that does not have the pod, a route to the address alone goes where the node's own route to the pods of
 //     the serving node goes. If the node has no such route, packets are refused and not sent elsewhere, least of all to
 //     the node that had the pod before.
-//   - Whether a pod of this node has an address is what the node's ledgers say, and nothing else: the API server's word
-//     may be older. The plugin's route to it stays then, and comes back if it was lost. Without it such a route goes.
+//   - Whether a pod of this node has an address is what the node's ledgers say, and nothing else: the API server's data
+//     may be older. If a pod has it, the plugin's route to it stays, and comes back if it was lost. If none has, such a
+//     route is removed.
 //   - Pods beside the pod go on asking the node for it: it does not tell them that they could reach it themselves. So
 //     they reach it at its new place once it has left.
 //   - Nothing is removed on ignorance: before all places are known, after an error of the kernel or of a ledger, while
-//     the route to a node is missing, at the agent's start and at its end, and for a while if nobody seems to have an
+//     the route to a node is missing, at the agent's start and at its end, and for a while if no pod seems to have an
 //     address: an API server may have forgotten it. [Remove] takes all of it away.
 //
-// Errors are said by Options.Note, and all is tried again.
+// Errors are reported by Options.Note, and all is tried again.
 //
 //	route.go   what is known, and when the kernel is read
 //	decide.go  the route that an address is to have: pure
@@ -63,7 +64,7 @@ type Options struct {
 	Bound func() (map[netip.Addr]string, error)
 	// Interval is the longest time between two looks at the kernel.
 	Interval time.Duration
-	// Keep is how long the route to an address stays that nobody has.
+	// Keep is how long the route to an address stays that no pod has.
 	Keep time.Duration
 	// Note is told how a part of the work went: routes.events, routes.look, routes.ledger, routes.set or routes.sources.
 	// After an error it is tried again. It must not call the Table.
@@ -97,7 +98,7 @@ type Table struct {
 	ways    map[wayKey]*netlink.Route      // that these share
 	sources map[netip.Prefix]netlink.Route // the node's own
 	bound   map[netip.Addr]string
-	nobody  map[netip.Addr]time.Time // since when a route is nobody's
+	nobody  map[netip.Addr]time.Time // since when the address of a route is unassigned
 	// kept are the addresses whose sources the nftables table keeps.
 	kept []netip.Addr
 }
@@ -188,7 +189,7 @@ func (t *Table) Put(a netip.Addr, p Place) {
 	}
 }
 
-// Delete says that an address is nobody's any more.
+// Delete says that no pod has an address any more.
 func (t *Table) Delete(a netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -412,7 +413,7 @@ func (t *Table) agree(k *kernel) bool {
 			return false
 		}
 		t.bound = bound
-		// Whether somebody else has changed the table is looked at with the rest of the kernel.
+		// Whether another program has changed the table is looked at with the rest of the kernel.
 		t.chain = t.chain || !slices.Equal(t.here(), t.kept)
 	}
 	t.look, t.ask = false, false
@@ -537,9 +538,9 @@ func (t *Table) apply(k *kernel, a netip.Addr) error {
 		}
 		switch err := write(d.route); {
 		case errors.Is(err, unix.EEXIST):
-			return nil // which is said as it came
+			return nil // the kernel's event for that route makes this address due again
 		case d.route.Protocol == ProtocolPod && (errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENETDOWN)):
-			return nil // its device is said, too
+			return nil // so does the event for the device
 		case err != nil:
 			return fmt.Errorf("route: %w", err)
 		}
@@ -548,8 +549,8 @@ func (t *Table) apply(k *kernel, a netip.Addr) error {
 	return nil
 }
 
-// Remove takes everything away that a Table has made, on a node whose agent does not work any more. The routes of pods
-// that run stay: they are the plugin's.
+// Remove takes everything away that a Table has made, on a node whose agent no longer works. The routes of pods that
+// run stay: they are the plugin's.
 func Remove(o Options) error {
 	k, err := open(o)
 	if err != nil {

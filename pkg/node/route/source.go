@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whatever masquerades packets of pods knows a pod by the addresses of its node: flannel by its lease, bridge's ipMasq
-// by the subnet. The first chain is asked before all of those, and has packets that are the cluster's own keep their
-// source:
+// A program that masquerades packets of pods knows a pod by the addresses of its node: flannel by its lease, bridge's
+// ipMasq by the subnet. The first chain is asked before all of those, and makes packets that are the cluster's own keep
+// their source:
 //
 //	chain sources, of type nat, hook postrouting, priority srcnat - 5
 //	  meta mark & 0x6000 != 0 return     kube-proxy (0x4000) and portmap (0x2000) want it masqueraded
@@ -36,8 +36,8 @@ const (
 	marks = 0x4000 | 0x2000
 )
 
-// keepSources has packets between addresses of pods of this node and the cluster keep their source. Without any address
-// there is no table.
+// keepSources makes packets between addresses of pods of this node and the cluster keep their source. Without any
+// address there is no table.
 func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
 	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
 	if err != nil {
@@ -136,7 +136,7 @@ type family struct {
 	daddr      uint32
 	loopback   netip.Prefix
 	keyType    nftables.SetDatatype
-	secondHalf uint32 // the register behind one that holds an address
+	secondHalf uint32 // the register behind the register that holds an address
 	// Of a redirect: the protocol, the type, and where the address is that it is about.
 	icmp, redirect byte
 	about          uint32

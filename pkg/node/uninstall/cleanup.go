@@ -62,7 +62,7 @@ func Node(ctx context.Context, o Options) error {
 	}
 }
 
-// cleanup puts the node back in passes, any of which may be interrupted:
+// cleanup puts the node back in passes. Any pass may be interrupted:
 //
 //  1. It removes the agent's conflist: the runtime uses the file again that it was derived from, which names
 //     host-local. Running pods keep their addresses, whose files are host-local's byte for byte, and so are their DELs.
@@ -122,7 +122,7 @@ func (c *cleanup) handBack() error {
 	return nil
 }
 
-// handBackMultus has multus use the file again that the agent's was derived from.
+// handBackMultus makes multus use the file again that the agent's was derived from.
 func (c *cleanup) handBackMultus() error {
 	changed, err := cniconf.HandBackMultus(c.CNIConfDir)
 	if changed {
@@ -200,7 +200,7 @@ func (c *cleanup) removeFiles() (clean bool, err error) {
 	}
 	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir, c.CNICacheDir)
 	switch {
-	case errors.Is(err, cniconf.ErrNotRemoved) && c.MayLeavePlugin: // no configuration names it any more
+	case errors.Is(err, cniconf.ErrNotRemoved) && c.MayLeavePlugin: // no configuration names it now
 		if !c.leftPlugin {
 			c.Log.Warn("Left the plugin in place", "why", err)
 		}

@@ -40,7 +40,7 @@ const (
 )
 
 // RecordFile is a file of the state directory with a record. By it an agent notices an uninstallation that happened
-// while it was away, and completes one that it was killed in:
+// while it was away, and completes an uninstallation that it was killed in:
 //
 //	{"uid":"…","version":"…","leaving":true}
 const RecordFile = "installation"
