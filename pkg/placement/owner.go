@@ -185,7 +185,7 @@ func (r *releaser) orphan(ctx context.Context, ip *stayputv1alpha1.RetainedIP, u
 	pod, err := r.metadata(ctx, "v1", "Pod", ip.Namespace, ip.Spec.PodName)
 	switch {
 	case cluster.Absent(err):
-		return true, nil // its deletion has us look again
+		return true, nil // its deletion makes the controller look again
 	case err != nil:
 		return true, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	case pod.UID != uid || metav1.GetControllerOf(pod) != nil:

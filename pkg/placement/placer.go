@@ -204,7 +204,7 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		!labels.Equals(was.Labels, is.Labels)
 }}
 
-// longestLag is the longest pause between two tries: the watch that brings the news has it tried at once.
+// longestLag is the longest pause between two tries: the watch that brings the change triggers a try at once.
 const longestLag = time.Second
 
 // newLag returns the pauses before a pod is placed again that has changed.

@@ -253,7 +253,7 @@ func (r *releaser) moved(ctx context.Context, ip *stayputv1alpha1.RetainedIP, po
 	var live corev1.Pod // a release is final
 	switch err := r.reader.Get(ctx, client.ObjectKeyFromObject(pod), &live); {
 	case apierrors.IsNotFound(err):
-		return reconcile.Result{}, nil // its deletion has us look again
+		return reconcile.Result{}, nil // its deletion makes the controller look again
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	case live.UID != pod.UID || r.untilRooted(&live) > 0:

@@ -215,7 +215,7 @@ func (t *Workloads) Start(ctx context.Context) error {
 	}
 }
 
-// LookUp finds out which kinds can be read, and has those watched that became so.
+// LookUp finds out which kinds can be read, and starts watching those that became so.
 func (t *Workloads) LookUp(ctx context.Context) {
 	t.mu.Lock()
 	kinds := slices.Collect(maps.Values(t.kinds))

@@ -69,7 +69,7 @@ type Options struct {
 // workers is how many decisions are carried out at a time: a write waits for etcd's disk.
 const workers = 32
 
-// longestLag is the longest pause between two tries: the watch that brings the news has it tried at once.
+// longestLag is the longest pause between two tries: the watch that brings the change triggers a try at once.
 const longestLag = time.Second
 
 // planGood is how long a plan may be carried out: after that, decide again.

@@ -272,7 +272,7 @@ func (c *state) removePoolLocked(name string) {
 	}
 }
 
-// setNamespaceLocked has the gated pods of a namespace follow it.
+// setNamespaceLocked records a namespace, and makes its gated pods follow it.
 func (c *state) setNamespaceLocked(s *session, name string, is namespace) {
 	if c.namespaces == nil {
 		c.namespaces = map[string]namespace{}
