@@ -16,7 +16,7 @@ func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy retention.Policy, ns 
 }
 
 // Undecided reports whether the attachment has an entry that leaves its policy to SetPolicy. It takes no lock, and does
-// not bring the index up to date; what it cannot read is decided by SetPolicy all the same.
+// not bring the index up to date; it reports true for what it cannot read, and SetPolicy decides.
 func (l *Ledger) Undecided(att Attachment) bool {
 	e, err := l.entry(att)
 	return err != nil || e != nil && e.open
@@ -98,7 +98,7 @@ func (l *Ledger) Move(from Attachment, to AddRequest) (*Result, error) {
 	return l.run(func(t *decision) error { return t.move(from, to) })
 }
 
-// move gives the addresses of an attachment that is over to the one that really has them, and promises them.
+// move gives the addresses of an attachment that is over to the attachment that really has them, and promises them.
 //
 // They are bound at every moment. Steps: the claim, the old entry, which names it and the namespace that lives, the
 // new entry, the address files, durable; the old entry goes last. Killed in between, each address is bound by one

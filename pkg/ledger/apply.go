@@ -78,7 +78,7 @@ func (s *session) do(st step) error {
 	panic("unknown step")
 }
 
-// undo takes one step back, also one that failed half-way.
+// undo takes one step back, also a step that failed half-way.
 func (s *session) undo(st step) error {
 	switch st := st.(type) {
 	case putEntry:

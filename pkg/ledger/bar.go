@@ -14,9 +14,10 @@ import (
 
 // The errors of an ADD that asks for addresses of pools, besides those of the others.
 var (
-	// ErrBarred: the agent has told the cluster that the pod is gone.
+	// ErrBarred means that the agent has told the cluster that the pod is gone.
 	ErrBarred = errors.New("this pod has ended on this node")
-	// ErrUnseen: the agent has yet to see the pod as the runtime knows it, in a cluster that was restored from a backup.
+	// ErrUnseen means that the agent has yet to see the pod as the runtime knows it, in a cluster that was restored from a
+	// backup.
 	ErrUnseen = errors.New("the agent of this node has not confirmed this pod since the cluster was restored")
 )
 
@@ -48,8 +49,8 @@ func (s *session) admit(r *AddRequest) error {
 
 // Bar notes durably that no ADD of a pod with addresses of pools may succeed any more on this node, and then returns
 // the addresses that the pod has: those of an ADD that succeeded before, and those of addrs that are bound to no known
-// pod, which may be the pod's. It takes the lock of every network after the bar is there, so that no ADD can be under
-// way that has not seen it. After an error nothing is known; it may be called again.
+// pod, which may be the pod's. It takes the lock of every network after the bar is there, so that every ADD that is
+// under way afterwards has seen it. After an error nothing is known; it may be called again.
 func Bar(o Options, uid string, addrs ...netip.Addr) ([]Address, error) {
 	if err := o.Mailbox().PutBar(uid); err != nil {
 		return nil, err

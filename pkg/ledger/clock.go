@@ -74,9 +74,9 @@ func anchorAt(now Instant, left time.Duration) anchor {
 	}
 }
 
-// remaining is what is left of the span at now; zero or less means that it is over. A wall clock that was
-// set back across a boot counts as no time passed, so it can lengthen the span but never cut it; one that
-// runs ahead across a boot can end it early. What it does after the first command of a boot means nothing.
+// remaining is what is left of the span at now; zero or less means that it is over. A wall clock that was set back
+// across a boot counts as no time passed, so it can lengthen the span but never cut it; a clock that runs ahead across
+// a boot can end it early. What the clock does after the first command of a boot means nothing.
 func (a anchor) remaining(now Instant) time.Duration {
 	if a.Boot == now.BootID {
 		return time.Duration(a.Left) - max(0, now.Boot-time.Duration(a.BootTime))

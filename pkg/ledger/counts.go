@@ -107,7 +107,8 @@ func (c *counts) add(ns string, n int) {
 	}
 }
 
-// readCounts returns nil if nobody has counted, which missing says, or the file cannot be read.
+// readCounts returns nil if the file is missing, as no command has counted yet, or cannot be read; missing tells the
+// two apart.
 func (s *session) readCounts() (c *counts, missing bool) {
 	b, err := s.fs.ReadFile(s.inState(countsName))
 	if err != nil {
@@ -134,8 +135,8 @@ func (s *session) counts() (*counts, error) {
 	return s.counted, nil
 }
 
-// change changes the counts along with the claims. Without the stamp's trust nobody believes them, unless a scan
-// counts.
+// change changes the counts along with the claims. While the stamp is not trusted no command believes them, unless a
+// scan counts.
 func (s *session) change(f func(*counts)) {
 	if !s.trusted {
 		return

@@ -15,8 +15,8 @@ type DelRequest struct {
 	Pod        Pod
 	Netns      Netns
 	Policy     *retention.Policy
-	// Seen: an address file was seen to name the attachment. If the index does not know it, it is completed first, also
-	// if its stamp says that it is complete: what was written without the lock may be missing.
+	// Seen says that an address file was seen to name the attachment. If the index does not know the attachment, the index
+	// is completed first, even if its stamp says that it is complete: what was written without the lock may be missing.
 	Seen bool
 }
 

@@ -16,13 +16,13 @@ const (
 	EventRestored    EventReason = "IPRestored"
 	EventNotRestored EventReason = "IPNotRestored"
 	EventRefused     EventReason = "IPRetentionRefused"
-	// EventNamespaceRefused: other namespaces may still be promised addresses.
+	// EventNamespaceRefused is about one namespace: other namespaces may still be promised addresses.
 	EventNamespaceRefused EventReason = "IPNamespaceShareUsedUp"
 	EventClamped          EventReason = "IPRetentionClamped"
-	// EventConflict: another machine on the link has an address of a pool, so that the ADD failed.
+	// EventConflict means that another machine on the link has an address of a pool, so that the ADD failed.
 	EventConflict EventReason = "IPConflict"
-	// EventPooled: a pod has got addresses of pools, of which its neighbours may know another link-layer address. It is
-	// for nobody but the agent.
+	// EventPooled means that a pod has got addresses of pools, for which its neighbours may know another link-layer
+	// address. It is for the agent alone.
 	EventPooled EventReason = "IPPooled"
 )
 

@@ -14,7 +14,7 @@ type Expired struct {
 	Addrs []netip.Addr
 }
 
-// Expire ends every claim whose retention is over, or behind which no address stands any more. next is when it has to
+// Expire ends every claim whose retention is over, or that no longer has an address behind it. next is when it has to
 // be called again, zero if nothing runs. It prepares, reads as List does, and takes the lock for each claim that it
 // ends. The failure of one does not keep the others: the errors are joined.
 func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
@@ -59,7 +59,7 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 	return expired, next, errors.Join(errs...)
 }
 
-// expire drops a claim whose retention is over, or behind which no address stands any more.
+// expire drops a claim whose retention is over, or that no longer has an address behind it.
 func (t *decision) expire(cl *Claim) error {
 	hash := cl.Key.hash()
 	for _, a := range cl.Addrs {

@@ -39,8 +39,8 @@ type Pod struct {
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// Validate returns an error, in the words of CNI_ARGS, unless the pod is one that Kubernetes can have. Only such a
-// pod can have a claim: runtimes other than kubelet's put into these words what they like.
+// Validate returns an error, in the words of CNI_ARGS, unless Kubernetes can have such a pod. Only such a pod can have
+// a claim: runtimes other than kubelet's put arbitrary values into CNI_ARGS.
 func (p Pod) Validate() error {
 	switch {
 	case !isSubdomain(p.Namespace, 63) || strings.Contains(p.Namespace, "."):

@@ -31,19 +31,19 @@ const (
 // The errors of the ledger. A caller may try again after ErrInUse, ErrFull, and every error that is none of these,
 // ErrNewer or ErrCorrupt: it came from the disk.
 var (
-	// ErrInUse: the identity's addresses are still used by its predecessor.
+	// ErrInUse means that the identity's addresses are still used by its predecessor.
 	ErrInUse = errors.New("the predecessor of this pod still has its address")
-	// ErrFull: no address of a range set is free.
+	// ErrFull means that no address of a range set is free.
 	ErrFull = errors.New("no IP addresses available")
-	// ErrNotAvailable: a requested address is taken, a gateway, or in no range.
+	// ErrNotAvailable means that a requested address is taken, a gateway, or in no range.
 	ErrNotAvailable = errors.New("requested IP address is not available")
-	// ErrDuplicate: the attachment has addresses already (CNI SPEC: no two ADDs without a DEL).
+	// ErrDuplicate means that the attachment has addresses already (CNI SPEC: no two ADDs without a DEL).
 	ErrDuplicate = errors.New("duplicate allocation is not allowed")
-	// ErrNetnsGone: the attachment's own network namespace went away while it waited.
+	// ErrNetnsGone means that the attachment's own network namespace went away while it waited.
 	ErrNetnsGone = errors.New("the network namespace of this container is gone")
-	// ErrUnknownAttachment: the attachment has no address in this network.
+	// ErrUnknownAttachment means that the attachment has no address in this network.
 	ErrUnknownAttachment = errors.New("no address of this attachment")
-	// ErrUnknownClaim: no promise under this key.
+	// ErrUnknownClaim means that there is no promise under this key.
 	ErrUnknownClaim = errors.New("no such claim")
 )
 
@@ -59,8 +59,8 @@ type Options struct {
 	Sleep    func(time.Duration)
 	Patience time.Duration
 	// Freeing, if not nil, is called with the addresses of an attachment that ends by Del, Reclaim or Collect, and with
-	// those that an ADD with addresses of pools frees of a dead one; under the lock and before anybody else can have them.
-	// If it fails they stay as they are; it is called again with the next try.
+	// those that an ADD with addresses of pools frees of a dead attachment; under the lock and before any other attachment
+	// can have them. If it fails they stay as they are; it is called again with the next try.
 	Freeing func(addrs []netip.Addr) error
 }
 
@@ -106,8 +106,8 @@ func New(n *Network, o Options) *Ledger {
 	return l
 }
 
-// Partial returns the ledger of a network of which only the name and the data directory are known: for commands that
-// end attachments, and for reads. It must not Add. It does not touch the disk.
+// Partial returns the ledger of a network if only its name and data directory are known: for commands that end
+// attachments, and for reads. It must not Add. It does not touch the disk.
 func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 
 func newLedger(n *Network, o Options) *Ledger {

@@ -204,7 +204,7 @@ func (l *Ledger) prepare(scan bool) error {
 func (l *Ledger) sweep() (*picture, Instant, error) {
 	p, now, err := l.view()
 	if err == nil && len(p.corruptEntries) > 0 {
-		err = l.prepare(true) // a torn entry may also be one that is being written: only the lock can tell
+		err = l.prepare(true) // a torn entry may also be an entry that is being written: only the lock can tell
 	}
 	return p, now, err
 }

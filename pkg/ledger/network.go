@@ -22,7 +22,7 @@ type Network struct {
 	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
 	// PromisedSharePerNamespace is that of one namespace, 0 if it may have all of PromisedShare.
 	PromisedSharePerNamespace float64 `json:"promisedSharePerNamespace,omitempty"`
-	// PromisedLimit and PromisedLimitPerNamespace are absolute limits for each range set, whatever the shares allow.
+	// PromisedLimit and PromisedLimitPerNamespace are absolute limits for each range set, even if the shares allow more.
 	PromisedLimit             int64 `json:"promisedLimit,omitempty"`             // 0: DefaultPromisedLimit
 	PromisedLimitPerNamespace int64 `json:"promisedLimitPerNamespace,omitempty"` // 0: all of PromisedLimit
 }

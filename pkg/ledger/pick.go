@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// pick finds the address of one range set: the requested one, else the next free one, else, in a full range, the one
-// whose retention has been over for the longest.
+// pick finds the address of one range set: the requested address, else the next free one, else, in a full range, the
+// address whose retention has been over for the longest.
 func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr, slot, error) {
 	for j, addr := range *requested {
 		r, ok := set.find(addr)
@@ -60,8 +60,8 @@ func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr,
 	return found, slot{}, fmt.Errorf("%w: range set %d: %s", ErrFull, i, set)
 }
 
-// taken says whose an address is that cannot be had. Pods of other namespaces are not named: whoever may ask for
-// addresses may not therefore know them.
+// taken says which pod or container has an address that cannot be had. Pods of other namespaces are not named: a user
+// who may ask for addresses may not therefore know them.
 func (a *adding) taken(s slot) string {
 	who := func(namespace, name string) string {
 		if namespace != a.Pod.Namespace {

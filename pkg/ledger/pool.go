@@ -7,13 +7,14 @@ import (
 	"slices"
 )
 
-// This file is about addresses of pools. No node owns one: the cluster gives it to one pod at a time, and that word is
-// the promise. So the ledger of a node only says which attachment has it, in ranges or not: it makes no claim, counts
-// it to no share, and its DEL, its death and the end of the boot free it. What the ledger knows of others it keeps to
-// all the same: what is bound to another pod, or retained for one, is given to nobody, whatever the cluster says.
+// This file is about addresses of pools. No node owns such an address: the cluster gives it to one pod at a time, and
+// that is the promise. So the ledger of a node only says which attachment has it, in ranges or not: it makes no claim,
+// counts it to no share, and its DEL, its death and the end of the boot free it. The ledger still keeps to what it
+// knows of other pods: an address that is bound to or retained for another pod is given to no pod, even if the cluster
+// says so.
 
 // addPooled gives the attachment the addresses that the cluster has given to its pod, and no others. It promises
-// nothing: a claim that the pod has from before ends, as that of a pod that asks for nothing any more.
+// nothing: a claim that the pod has from before ends, as does the claim of a pod that no longer asks for anything.
 //
 // Steps: index entry, address files, then what ends. Killed in between, the entry lets the runtime's DEL undo the rest.
 // An address that was retained for the pod itself is bound before its claim goes: by an attachment that does not hold

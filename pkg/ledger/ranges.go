@@ -17,7 +17,7 @@ type Range struct {
 	Gateway netip.Addr   `json:"gateway"` // never allocated
 }
 
-// RangeSet is several ranges, of which a pod gets one address.
+// RangeSet is several ranges. A pod gets one address of them.
 type RangeSet []Range
 
 // NewRange completes and validates a range; start, end and gateway may be the zero Addr. Its errors begin with the

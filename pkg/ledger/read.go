@@ -53,7 +53,7 @@ func (f *files) inState(elem ...string) string {
 	return f.state + "/" + strings.Join(elem, "/")
 }
 
-// names lists a directory, sorted; one that is missing is empty.
+// names lists a directory, sorted; a directory that is missing is empty.
 func (f *files) names(dir string) ([]string, error) {
 	names, err := f.fs.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +119,7 @@ func (f *files) written(a netip.Addr) (time.Time, error) {
 	return time.Unix(0, at).UTC(), err
 }
 
-// claim returns ErrCorrupt for one that does not parse, and ErrNewer beside what is known of a newer one.
+// claim returns ErrCorrupt for a claim that does not parse, and ErrNewer beside what is known of a newer one.
 func (f *files) claim(hash string) (*Claim, error) {
 	path := f.inState(claimsDir, hash)
 	b, err := f.fs.ReadFile(path)
@@ -258,7 +258,7 @@ type claimFiles struct {
 	corrupt map[string]bool // hashes of those that do not parse
 }
 
-// allClaims fails with ErrNewer if a newer claim does not even say whose it is.
+// allClaims fails with ErrNewer if a newer claim does not even name its owner.
 func (f *files) allClaims() (claims claimFiles, err error) {
 	claims.corrupt = map[string]bool{}
 	names, err := f.names(f.inState(claimsDir))
@@ -323,7 +323,7 @@ type picture struct {
 	corrupt        map[string]bool // hashes of claims that do not parse
 	entries        []*entry
 	corruptEntries []string // names of entries that do not parse
-	// What a newer version wrote: claims of which version, key and addresses are known, entries by the hash of their
+	// What a newer version wrote: claims, with version, key and addresses alone, and entries by the hash of their
 	// attachment.
 	newerClaims  []*Claim
 	newerEntries map[string]error

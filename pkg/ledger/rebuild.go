@@ -229,8 +229,8 @@ func (r *rebuilder) findClaim(a netip.Addr) {
 	}
 }
 
-// boundTo returns the addresses that stay an attachment's, in the order of the range sets. One that is freed must not
-// be among them: it will be another's, and after a wipe it would be this one's again.
+// boundTo returns the addresses that stay an attachment's, in the order of the range sets. An address that is freed
+// must not be among them: it will be another attachment's, and after a wipe it would be this attachment's again.
 func (r *rebuilder) boundTo(att Attachment) []netip.Addr {
 	var addrs []netip.Addr
 	for _, a := range r.bound[att] {
@@ -294,7 +294,7 @@ func (r *rebuilder) setBack(run anchor) bool {
 }
 
 // promisedTo reports whether a dead attachment held the address by another claim than these two that is still there.
-// Its word alone counts nothing: a power loss can bring back what was written of it.
+// What its entry alone says does not count: a power loss can bring back what was written of it.
 func (r *rebuilder) promisedTo(e *entry, claim, from string, a netip.Addr) bool {
 	if e == nil || e.claim == claim || e.claim == from {
 		return false

@@ -34,7 +34,7 @@ func newerError(path string, version int) error {
 		ErrNewer, path, version, recordVersion)
 }
 
-// versionOf returns the version of a JSON record, whatever else it says; 0 if it says none.
+// versionOf returns the version of a JSON record, without reading the rest; 0 if the record has none.
 func versionOf(b []byte) int {
 	var r struct {
 		Version int `json:"v"`
@@ -122,10 +122,10 @@ const (
 //
 //	containerID CR LF ifname
 //
-// Files of host-local before 0.8 lack CR LF ifname. A file that stayput wrote has the sticky bit beside
-// host-local's mode 0600 (it means nothing on a file, and no umask takes it away): after a reboot that tells a
-// bound file of an earlier boot, which stayput wrote and no container can still be using, from one that host-local may
-// have written in this boot before us.
+// Files of host-local before 0.8 lack CR LF ifname. A file that stayput wrote has the sticky bit beside host-local's
+// mode 0600 (it means nothing on a file, and no umask takes it away): after a reboot that tells a bound file of an
+// earlier boot, which stayput wrote and no container can still be using, from a file that host-local may have written
+// in this boot before us.
 //
 // Retained, one line of JSON that begins with {, which no container ID can:
 //
@@ -139,7 +139,7 @@ type slot struct {
 	raw      []byte
 }
 
-// boundTo reports whether the file names the attachment. One that names no interface is of every interface of its
+// boundTo reports whether the file names the attachment. A file that names no interface is of every interface of its
 // container, as host-local reads it.
 func (s slot) boundTo(att Attachment) bool {
 	return s.state == slotBound && s.att.ContainerID == att.ContainerID &&
@@ -150,7 +150,7 @@ const (
 	modeHostLocal = 0o600
 	modeOurs      = 0o1600
 	modeState     = 0o600 // of everything in the state directory
-	// modeDurable marks a claim of which the name, too, is known to be durable.
+	// modeDurable marks a claim whose name, too, is known to be durable.
 	modeDurable = 0o1600
 )
 
@@ -355,9 +355,9 @@ func wordVersion(w string) int {
 // The second is how stayput left the directory: its modification time and the contents of host-local's
 // last_reserved_ip.N; the fourth the modification times of claims, index and sets. If all still agree, the index is
 // complete, and an attachment that the index does not know has no address here; if not (host-local has been at work, we
-// were killed, somebody removed files), one scan completes it. Both facts of the directory are needed: clocks of older
-// kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation. And nobody removes these:
-// if one is missing that stayput has seen, so are address files.
+// were killed, files were removed), one scan completes it. Both facts of the directory are needed: clocks of older
+// kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation. And no program removes
+// these: if one is missing that stayput has seen, so are address files.
 //
 // The third is the fingerprint of the network's configuration as it was last recorded for the agent. The fifth is what
 // the clocks read at the first command of the boot, so that a boot need not write every retained record again.

@@ -23,7 +23,7 @@ type session struct {
 	// the lock. scanned: they were completed under this lock, so they are complete.
 	trusted, scanned bool
 	touched          bool    // the directory, a last_reserved_ip or the marker have to be stamped again
-	counted          *counts // nil: not read
+	counted          *counts // nil if not read
 }
 
 // begin takes the lock for a command that writes. At the first one of a boot it makes the directories and rebuilds.
@@ -336,9 +336,10 @@ func (s *session) removeTemps() error {
 	return nil
 }
 
-// markUnderWay makes a marker of this boot say that a rebuild has begun, so that one that is killed begins again. It
-// keeps naming the boot: after a power loss, what was bound in this one is dead. One of an earlier boot says so itself.
-// It is durable: killed before the one at the end is, the next command takes that for one that is.
+// markUnderWay makes a marker of this boot say that a rebuild has begun, so that a rebuild that is killed begins again.
+// The marker keeps naming the boot: after a power loss, what was bound in this boot is dead. A marker of an earlier
+// boot needs no change: it makes the next command rebuild anyway. The write is durable: if the rebuild is killed before
+// the marker at its end is durable, the next command takes that marker for durable.
 func (s *session) markUnderWay() error {
 	if s.newBoot() {
 		return nil

@@ -26,7 +26,7 @@ type book interface {
 	written(netip.Addr) (time.Time, error)
 	claim(hash string) (*Claim, error) // ErrCorrupt if it does not parse
 	// entry and holder return errIncomplete for an attachment that is not in an incomplete index. entry believes the
-	// stamp; holder is of an attachment that was seen to have an address, and believes only a scan.
+	// stamp; holder is for an attachment that was seen to have an address, and believes only a scan.
 	entry(Attachment) (*entry, error)
 	holder(Attachment) (*entry, error)
 	setClaims(Key) ([]*Claim, error)                    // every claim of the key's shared identity and interface
@@ -38,8 +38,8 @@ type book interface {
 	liveness(ns Netns, boot string) Liveness
 }
 
-// The steps of an outcome. They are carried out in their order, each atomic by itself: the order is the crash
-// argument, given beside the code that makes the steps.
+// The steps of an outcome. They are carried out in their order, and each is atomic: the order is the crash argument,
+// given beside the code that makes the steps.
 type (
 	putEntry struct {
 		entry *entry
@@ -189,7 +189,8 @@ func (t *decision) known(att Attachment) (*entry, []netip.Addr, error) {
 	return e, mine, err
 }
 
-// claimOf returns the claim of a key. One that does not parse is put together again from what the address files say.
+// claimOf returns the claim of a key. A claim that does not parse is put together again from what the address files
+// say.
 func (t *decision) claimOf(key Key) (*Claim, error) {
 	c, err := t.claim(key.hash())
 	if !errors.Is(err, ErrCorrupt) {

@@ -126,7 +126,7 @@ func (l *Ledger) forgetAll() error {
 func (l *Ledger) removeClaims() error {
 	dir := l.inState(claimsDir)
 	names, err := l.fs.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) { // who wiped it has not made that durable
+	if errors.Is(err, fs.ErrNotExist) { // the removal of the directory may not be durable yet
 		return disk.SyncAbsence(l.fs, dir)
 	} else if err != nil {
 		return err
