@@ -4,7 +4,7 @@
 //
 // # Files
 //
-// In <stateDir>/pools, of mode 0600 where nothing else is said:
+// In <stateDir>/pools, of mode 0600 unless stated otherwise:
 //
 //	file              writer  content
 //	served            agent   Served: what the cluster's pools are, or that it has none. Without it no ADD gets an
@@ -134,7 +134,7 @@ var ErrCorrupt = errors.New("record is corrupt")
 //	{"v":1,"none":true}
 type Served struct {
 	Version int `json:"v"`
-	// None: the cluster has no pool. Then nothing else is set.
+	// None says that the cluster has no pool. Then nothing else is set.
 	None bool `json:"none,omitempty"`
 	// Guard names the admission policy that lets only the controller write the addresses of pods, as it is now. Addresses
 	// that carry it were written by the controller. If it is empty, addresses never say by themselves who wrote them.
@@ -215,7 +215,7 @@ func (b Box) Pod(uid string) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// The mode first: a file that says nothing may be replaced by one that does, not the other way round.
+	// The mode first: a file that says nothing may be replaced by a file that does, not the other way round.
 	if mode, err := b.fs.Mode(path); err != nil || mode != modePod {
 		return "", absent(err)
 	}
@@ -268,7 +268,7 @@ func (b Box) Pods() (map[string]Pod, error) {
 }
 
 // PutBar notes durably that no ADD of a pod with addresses of pools may succeed any more. An ADD that is under way may
-// not have seen it: ledger.Bar waits for those.
+// not have seen the bar: ledger.Bar waits for such ADDs.
 func (b Box) PutBar(uid string) error {
 	if err := ValidPodUID(uid); err != nil {
 		return err
