@@ -27,7 +27,7 @@ import (
 type facts struct {
 	now             time.Time
 	namespace, name string
-	pod             *corev1.Pod // nil: there is none
+	pod             *corev1.Pod // nil if there is none
 	workload        *unstructured.Unstructured
 	template        *corev1.PodTemplateSpec // of the workload
 	kept            []*keptIP               // for the pod, or its identity

@@ -217,7 +217,7 @@ func column(done bool, a inspection.Action) string {
 // ontoNodes has every node take its share over.
 func (o *takeover) ontoNodes(ctx context.Context, c *cluster, act bool, line *progress) (
 	done *inspection.Import, failed, err error) {
-	byNode := map[string][]inspection.ImportItem{} // nil: what the node finds itself
+	byNode := map[string][]inspection.ImportItem{} // nil for what the node finds itself
 	done = &inspection.Import{Items: []inspection.ImportItem{}}
 	if o.source == sourceSpiderpool {
 		line.say("reading SpiderEndpoints ...")

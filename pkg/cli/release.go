@@ -32,9 +32,9 @@ const (
 )
 
 var (
-	// errBound: only an address whose pod is gone can be released.
+	// errBound says that only an address whose pod is gone can be released.
 	errBound = errors.New("the address is in use")
-	// errKept: the release was undone, or lost with its object before the agent read it.
+	// errKept says that the release was undone, or lost with its object before the agent read it.
 	errKept = errors.New("the address is still retained")
 	// errUnknown: the API server does not answer, or the object is gone but no agent runs that could have freed the
 	// address.
