@@ -194,7 +194,7 @@ func (c *call) netns() (ledger.Netns, *Error) {
 	return ns, nil
 }
 
-// addError maps the ledger's errors to CNI's codes: whatever another try can mend is 11.
+// addError maps the ledger's errors to CNI's codes: an error that another try can mend is 11.
 func addError(err error) *Error {
 	switch {
 	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable),

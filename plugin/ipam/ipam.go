@@ -1,5 +1,5 @@
-// Package ipam is the CNI IPAM plugin: it translates between the CNI protocol and pkg/ledger and decides
-// nothing by itself. It needs files only.
+// Package ipam is the CNI IPAM plugin: it translates between the CNI protocol and pkg/ledger and makes no decision of
+// its own. It needs files only.
 //
 // The runtime starts the program for every command, so what it links is time on every pod's way: no
 // containernetworking/skel (which compiles regular expressions and links package net), no gRPC, no k8s.io.
@@ -212,8 +212,8 @@ func (c *call) report(events []ledger.Event) {
 	}
 }
 
-// del never fails from here on: whatever keeps it from its work leaves the promise as it is, and the next
-// ADD of the owner or the agent finishes.
+// del never fails from here on: an error leaves the promise as it is, and the next ADD of the owner or the agent
+// finishes.
 func (c *call) del() *Error {
 	c.ending = spool.DelFailed
 	args, err := parseArgs(c.Getenv("CNI_ARGS"))

@@ -67,10 +67,10 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	return p, nil
 }
 
-// believe reads what the attachment gets: of the annotation, if it names the guard under which only the controller can
-// have written it, or if the agent has confirmed it; else of the agent's file. source says which. The agent must have
-// said that the cluster has pools: without them nothing may guard the annotation, or nobody serves them any more. An
-// error that another try may mend has codeTryAgain.
+// believe reads what the attachment gets: from the annotation, if it names the guard under which only the controller
+// can have written it, or if the agent has confirmed it; else from the agent's file. source says which. The agent must
+// have said that the cluster has pools: without pools, nothing may guard the annotation, or no controller may serve
+// them any more. An error that another try may mend has codeTryAgain.
 func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source string, cerr *Error) {
 	p.text, p.addrs = said.Text, nil
 	source = "annotation " + netconf.AnnotationAddresses
@@ -83,7 +83,7 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 	}
 	if p.text != "" {
 		if cerr := read(); cerr != nil || len(p.addrs) == 0 {
-			return source, cerr // nothing for this interface, of which nobody has to be sure
+			return source, cerr // nothing for this interface, which needs no confirmation
 		}
 	}
 	served, err := c.mailbox().Served()
@@ -130,8 +130,8 @@ func (p *pooled) names(guard string) bool {
 	return guard != "" && !slices.ContainsFunc(p.addrs, func(a netconf.PoolAddress) bool { return a.Guard != guard })
 }
 
-// refuse returns an error if an address cannot be a pod's, whatever the cluster says: the node has it, or gives it, or
-// its pods' gateway is there.
+// refuse returns an error if an address cannot be a pod's, even if the cluster says so: the node has it, or gives it,
+// or its pods' gateway is there.
 func (c *call) refuse(addrs []netip.Addr, n *ledger.Network) *Error {
 	if len(addrs) == 0 {
 		return nil
@@ -266,8 +266,8 @@ func isStatic(uid string) bool {
 	})
 }
 
-// leaves reports whether the attachment may have addresses of pools, for which the node keeps no promise, whatever the
-// annotations say of it.
+// leaves reports whether the attachment may have addresses of pools, for which the node keeps no promise, even if the
+// annotations ask for one.
 func (c *call) leaves() bool {
 	said, err := c.conf.Pools()
 	if err != nil || said.Network {

@@ -156,7 +156,7 @@ func appendRoute(b []byte, route map[string]any) []byte {
 }
 
 // encodeByFamily writes a result of CNI before 0.3.0: one address of each family at most, with the routes of its
-// family, of which only destination and gateway are said.
+// family, each with destination and gateway alone.
 func (r *result) encodeByFamily() []byte {
 	type route struct {
 		Dst any `json:"dst"`

@@ -11,7 +11,7 @@ import (
 )
 
 // A routed address is in no subnet of the node. The main plugins expect an address of the node's own, whose gateway is
-// in its subnet, and the plugin answers so that they do what is needed all the same:
+// in its subnet, and the plugin answers so that they still do what is needed:
 //
 // ptp gets the longest prefix that has both the address and the node's gateway. It removes the route to that prefix
 // itself, and adds the one from the node to the pod.
@@ -148,9 +148,9 @@ func (c *call) connect(to *routed) error {
 	return link.Serve(to.by.Bridge, to.addrs)
 }
 
-// disconnect takes back what an ADD has added on the node, before the addresses are anybody else's. It knows no mode: a
-// DEL must work without the annotation of its ADD, and whatever the configuration has become but for the bridge's name.
-// Routes of the node's own addresses there are none.
+// disconnect takes back what an ADD has added on the node, before the addresses can be in use elsewhere. It knows no
+// mode: a DEL must work without the annotation of its ADD, and with a configuration of which only the bridge's name has
+// to be as it was. Addresses of the node's own have no such routes.
 func (c *call) disconnect(n *ledger.Network) func([]netip.Addr) error {
 	bridge, err := c.conf.Bridge()
 	if err != nil {

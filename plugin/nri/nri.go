@@ -33,7 +33,7 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
-	Netns       string // path; empty for a pod on the host's network and for one that has ended
+	Netns       string // path; empty for a pod on the host's network and for a pod that has ended
 }
 
 // Handler gets the events. The runtime waits for every call, with one lock for the whole node, and drops a plugin that
@@ -42,7 +42,7 @@ type Handler interface {
 	RunPodSandbox(Sandbox)
 	StopPodSandbox(Sandbox)
 	RemovePodSandbox(Sandbox)
-	// Synchronize gets every sandbox at every connection; one that is being created can be missing.
+	// Synchronize gets every sandbox at every connection; a sandbox that is being created can be missing.
 	Synchronize([]Sandbox)
 	// Connected is called when a connection stands and when it is lost.
 	Connected(bool)
@@ -76,7 +76,7 @@ type Plugin struct {
 	Socket  string
 	Handler Handler
 	Log     *slog.Logger
-	Clock   Clock // nil: SystemClock
+	Clock   Clock // nil for SystemClock
 
 	up bool // of Run's goroutine
 }
@@ -122,7 +122,8 @@ func (p *Plugin) setUp(up bool) {
 
 var errLost = errors.New("the connection was lost")
 
-// connect makes one connection and returns when it is over. Each gets a new stub: one whose start failed is unusable.
+// connect makes one connection and returns when it is over. Each gets a new stub: a stub whose start failed is
+// unusable.
 func (p *Plugin) connect(ctx context.Context) error {
 	conn, err := (&net.Dialer{Timeout: startTimeout}).DialContext(ctx, "unix", p.Socket)
 	if err != nil {
