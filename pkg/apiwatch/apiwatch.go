@@ -38,8 +38,8 @@ type Loop struct {
 type Cycle struct {
 	// Interrupted reports whether the last cycle ended early, or there was none.
 	Interrupted bool
-	// Again ends this cycle, which is no error, and has the next one begin. It may be called from any goroutine, also
-	// after the cycle has ended.
+	// Again ends this cycle, which is no error, and begins the next one. It may be called from any goroutine, also after
+	// the cycle has ended.
 	Again func()
 }
 
@@ -87,7 +87,7 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer func() {
-		if errors.Is(context.Cause(ctx), errAgain) { // whatever it has ended with
+		if errors.Is(context.Cause(ctx), errAgain) { // also if it has ended with another error
 			err = errAgain
 		}
 	}()

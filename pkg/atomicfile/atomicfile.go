@@ -70,7 +70,7 @@ func (f File) Write(data io.Reader) error {
 	return syncDir(dir)
 }
 
-// failed has the same words for the same trouble every time, whatever the temporary file is called.
+// failed has the same words for the same trouble every time, without the name of the temporary file.
 func (f File) failed(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

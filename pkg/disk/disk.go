@@ -212,7 +212,7 @@ func (Local) ChangeTime(path string) (int64, error) {
 }
 
 // Lock is host-local's own lock: a flock on the file named lock of the network directory
-// (plugins/ipam/host-local/backend/disk/lock.go). Through a link it would make a file, or lock one, of anybody's.
+// (plugins/ipam/host-local/backend/disk/lock.go). Through a link it would make or lock a file outside of the directory.
 func (d Local) Lock(path string) (func(), error) {
 	for {
 		fd, err := open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)

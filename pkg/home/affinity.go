@@ -77,7 +77,7 @@ func (a Affinity) narrow(t *corev1.NodeSelectorTerm) {
 	}
 }
 
-// byName requires one node, or rules it out, whatever its labels say: such a requirement has one value. If a node is
+// byName requires one node, or rules it out, regardless of its labels: such a requirement has one value. If a node is
 // required, the scheduler filters this one alone, however many there are.
 func byName(operator corev1.NodeSelectorOperator, node string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: operator, Values: []string{node}}

@@ -61,7 +61,7 @@ type Decision struct {
 	// Node or, if it is empty, the nodes with Labels are what a pod waits for: a change of theirs can end the wait.
 	Node   string
 	Labels map[string]string
-	// Lost is the home for which the pod waited, if it is not its home any more; empty otherwise.
+	// Lost is the home for which the pod waited, if it no longer qualifies as its home; empty otherwise.
 	Lost string
 	// Notes are what else the owner of the pod should know.
 	Notes []string

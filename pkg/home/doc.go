@@ -2,7 +2,8 @@
 // whether that node can take the pod, how long the pod waits for it, and which pods a workload wants.
 //
 // The controller acts on these rules and kubectl stayput explains by them, so each is here once. Nothing in this
-// package reads or writes: all that a decision depends on is an argument, and whoever does not know one must not ask.
+// package reads or writes: all that a decision depends on is an argument, and a caller that does not know one must not
+// ask.
 //
 //	pod.go       what a pod says: annotated, gated, pinned, its home-wait
 //	workload.go  what a workload says: the pods that it wants

@@ -11,9 +11,9 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// Foresee returns the decision for a pod: for one that is gated as it is, for any other as if it were created now and,
-// if it has a node, had just ended there. The second result is the node that keeps its addresses, empty if none does.
-// kept are the RetainedIPs of the pod's identity, state is its PersistentPodState (nil if it has none), all are the
+// Foresee returns the decision for a pod: for a gated pod as it is, for any other as if it were created now and, if it
+// has a node, had just ended there. The second result is the node that keeps its addresses, empty if none does. kept
+// are the RetainedIPs of the pod's identity, state is its PersistentPodState (nil if it has none), all are the
 // cluster's nodes.
 func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
 	state *kruisev1alpha1.PersistentPodState, all []corev1.Node) (Decision, string) {

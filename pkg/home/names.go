@@ -16,7 +16,7 @@ const (
 	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too
 	ReasonAddressWait       = "WaitingForAddress" // of a pool
 	ReasonAddressConflict   = "AddressConflict"   // another machine has the address of a pod
-	ReasonAddressHeld       = "AddressHeld"       // a PodIP that somebody has to do something about
+	ReasonAddressHeld       = "AddressHeld"       // a PodIP that needs an operator
 	ReasonPoolNotServed     = "PoolNotServed"     // a SpiderIPPool, or a field of it
 )
 

@@ -36,7 +36,7 @@ func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 	switch {
 	case node == nil:
 		return obstacle{"is gone from the cluster", true}
-	case leaving(node) != "": // whatever the pod tolerates
+	case leaving(node) != "": // whether or not the pod tolerates it
 		return obstacle{leaving(node), true}
 	case !accepts(pod, node):
 		return obstacle{"is not allowed by the pod's own node selector or node affinity", true}
@@ -63,8 +63,8 @@ func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 	}
 }
 
-// leaving says that a node is being removed for good, and by whom, empty if it is not. That somebody drains it by hand
-// does not say so: it may be for a repair.
+// leaving says that a node is being removed for good, and by whom, empty if it is not. A drain by hand does not say so:
+// it may be for a repair.
 func leaving(node *corev1.Node) string {
 	if !node.DeletionTimestamp.IsZero() {
 		return "is being deleted"
@@ -100,9 +100,9 @@ func obstacleToAll(all Nodes, first string, required map[string]string, pod *cor
 	return worst
 }
 
-// EndsWait reports whether the change of one node can end the wait of a pod for any of several, of which it is or was
-// one: it takes the pod now, or it was the last for which waiting helped. was and is are the node before and after,
-// nil if it was, or is, none of them.
+// EndsWait reports whether the change of one node can end the wait of a pod for any of several nodes that include or
+// included it: the node takes the pod now, or it was the last node for which waiting helped. was and is are the node
+// before and after, nil if it was, or is, none of them.
 func EndsWait(was, is *corev1.Node, pod *corev1.Pod) bool {
 	before, after := obstacleTo(was, pod), obstacleTo(is, pod)
 	return after.reason == "" || after.permanent && !before.permanent

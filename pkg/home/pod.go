@@ -70,7 +70,7 @@ func Refused(pod *corev1.Pod) (says string, refused bool) {
 	}
 	says = pod.Status.Conditions[i].Message
 	// "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) …" counts nodes; what keeps the pod from all of them is
-	// said without a count. Another scheduler may say anything.
+	// reported without a count. Another scheduler may say anything.
 	if _, cause, ok := strings.Cut(says, " nodes are available: "); ok && !strings.HasPrefix(cause, "node(s) ") {
 		return says, cause != "" && '0' <= cause[0] && cause[0] <= '9'
 	}

@@ -89,7 +89,7 @@ func ByAge(all []kruisev1alpha1.PersistentPodState) []*kruisev1alpha1.Persistent
 }
 
 // affinity returns the node labels that a record requires, and the node affinity for all that it asks for. A label that
-// is not in the record (none is from a number of pods on) is the one that the recorded node has now.
+// is not in the record (none is from a number of pods on) has the value that the recorded node has now.
 func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) {
 	if r == nil {
 		return nil, a
@@ -140,7 +140,7 @@ func (r *Record) drawnTo() string {
 	return ""
 }
 
-// lost reports whether what a record requires cannot be told any more: it has no labels, and its node is gone.
+// lost reports whether it is no longer known what a record requires: the record has no labels, and its node is gone.
 func (r *Record) lost(nodes Nodes) bool {
 	return r != nil && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 &&
 		nodes.Node(r.State.NodeName) == nil

@@ -30,10 +30,10 @@ type Address struct {
 type Ended struct {
 	Node string
 	At   time.Time
-	// Fresh: it had run for so short a time that its RetainedIP may still be on its way.
+	// Fresh says that it had run for so short a time that its RetainedIP may still be on its way.
 	Fresh bool
-	// Vanished are the pod's RetainedIPs that were deleted though nobody had released them. Their nodes keep the addresses
-	// all the same, and publish them again.
+	// Vanished are the pod's RetainedIPs that were deleted without having been released. Their nodes still keep the
+	// addresses, and publish them again.
 	Vanished []Vanished
 }
 
@@ -97,8 +97,8 @@ func asked(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Add(policy.Duration())
 }
 
-// AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them; nil:
-// nowhere.
+// AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them, nil if they
+// are kept nowhere.
 func AddressIn(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) Address {
 	if r == nil {
 		return Address{}
@@ -106,8 +106,8 @@ func AddressIn(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) Address {
 	return Address{Node: r.Spec.NodeName, Until: keptFor(r, pod)}
 }
 
-// newestOf returns the RetainedIP of the node where the pod was last, nil if none is kept any more. ended is the node
-// on which its predecessor was seen to end. If that is empty, it is the node on which they were bound last. Phases tell
+// newestOf returns the RetainedIP of the node where the pod was last, nil if none is kept now. ended is the node on
+// which its predecessor was seen to end. If that is empty, it is the node on which they were bound last. Phases tell
 // less: a node that is down says Bound of a pod that left it long ago, and notices that only when it comes back.
 func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *stayputv1alpha1.RetainedIP {
 	var newest *stayputv1alpha1.RetainedIP
@@ -157,9 +157,9 @@ func Keeps(r *stayputv1alpha1.RetainedIP, now time.Time) bool {
 // ahead is how far the clock of a node may be ahead of the controller's.
 const ahead = time.Minute
 
-// LastBound returns when the addresses of a RetainedIP were bound last, by the clock of the node. One that does not say
-// so is of an agent of the release before, or lost it: then it is when the phase began, which for retained addresses is
-// when they were not bound any more. No time that has yet to come is believed.
+// LastBound returns when the addresses of a RetainedIP were bound last, by the clock of the node. A RetainedIP that
+// does not say so is of an agent of the release before, or lost it: then it is when the phase began, which for retained
+// addresses is when they ceased to be bound. No time that has yet to come is believed.
 func LastBound(r *stayputv1alpha1.RetainedIP, now time.Time) time.Time {
 	t := cmp.Or(r.Status.LastBoundTime, r.Status.Since)
 	if t == nil || t.Time.After(now.Add(ahead)) {

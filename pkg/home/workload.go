@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Ref names a workload, whatever version of its kind is served.
+// Ref names a workload, regardless of the served version of its kind.
 type Ref struct{ Group, Kind, Namespace, Name string }
 
 // RefOf returns the Ref of a workload that is named by its API version.

@@ -117,8 +117,8 @@ func clientOf(remote net.Addr) netip.Prefix {
 	return Client(tcp.AddrPort().Addr())
 }
 
-// Client returns the client that a remote address belongs to: an IPv4 address, or an IPv6 network, of which a machine
-// has all addresses.
+// Client returns the client that a remote address belongs to: an IPv4 address, or an IPv6 network, since a machine has
+// all addresses of one.
 func Client(addr netip.Addr) netip.Prefix {
 	addr = addr.Unmap().WithZone("")
 	bits := 32

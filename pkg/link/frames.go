@@ -46,8 +46,8 @@ func Announcement(hw MAC, addr netip.Addr) []byte {
 	return icmp6(hw, addr, allNodes, icmp)
 }
 
-// question asks who has an address, on behalf of who has none yet, so that it changes no neighbour's table: an ARP
-// probe (RFC 5227), or a solicitation for duplicate address detection (RFC 4862).
+// question asks which host has an address, on behalf of a host that has none yet, so that it changes no neighbour's
+// table: an ARP probe (RFC 5227), or a solicitation for duplicate address detection (RFC 4862).
 func question(hw MAC, addr netip.Addr) []byte {
 	if addr.Is4() {
 		return arp(hw, netip.IPv4Unspecified(), addr)
@@ -118,8 +118,8 @@ func icmp6Checksum(src, dst [16]byte, message []byte) uint16 {
 }
 
 // has returns the machine that has an address, as a frame shows. A frame of own shows nothing; nor does the question of
-// another machine: some switches and scanners ask so for whatever they see, and one that is about to take the address
-// hears of the pod.
+// another machine: some switches and scanners ask so for every address they see, and a machine that is about to take
+// the address hears of the pod.
 func has(frame []byte, own MAC, addr netip.Addr) (MAC, bool) {
 	if len(frame) < 14 {
 		return MAC{}, false

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProbeTime is how long who has an address may take to say so. In the middle of it everybody is asked again: a link
-// that has just come up may have lost the question.
+// ProbeTime is how long a host that has an address may take to answer. In the middle of it the question is sent again:
+// a link that has just come up may have lost it.
 const ProbeTime = 100 * time.Millisecond
 
 // Conflict is an address that another machine on the link has.
@@ -25,9 +25,9 @@ type Conflict struct {
 	MAC  MAC
 }
 
-// Probe asks on the link of an interface who has these addresses, and returns those that somebody says to have within
-// [ProbeTime]. No neighbour's table changes. An interface that is down is set up for that and down again afterwards,
-// so that the kernel announces what it is given. asked is false on a link without neighbours, or if there is no such
+// Probe asks on the link of an interface which hosts have these addresses, and returns those that a host claims within
+// [ProbeTime]. No neighbour's table changes. An interface that is down is set up for that and down again afterwards, so
+// that the kernel announces what it is given. asked is false on a link without neighbours, or if there is no such
 // interface. After an error nothing is known.
 func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, asked bool, err error) {
 	ns, err := os.Open(netns)
@@ -127,8 +127,8 @@ func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, asked b
 	return found, true, nil
 }
 
-// listen has a socket receive what is said on an interface, and returns the interface's own address. ok is false if it
-// has none of Ethernet. It is one socket for all: to close one takes as long as a tenth of a probe.
+// listen makes a socket receive what is sent on an interface, and returns the interface's own address. ok is false if
+// it has none of Ethernet. It is one socket for all: to close one takes as long as a tenth of a probe.
 func listen(fd, index int) (own MAC, ok bool, err error) {
 	// An advertisement goes to all nodes. Whether IPv6 is on or not, this is one.
 	mac := groupMAC(allNodes)

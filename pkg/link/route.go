@@ -15,9 +15,9 @@ import (
 // The protocols of the routes to addresses of routed pools, by which each side knows its own (rtnetlink(7),
 // rtm_protocol).
 const (
-	// ProtocolPod: on the node that has the pod, on its bridge. The CNI plugin adds it; DEL removes it.
+	// ProtocolPod is for routes on the node that has the pod, to its bridge. The CNI plugin adds them; DEL removes them.
 	ProtocolPod = 84
-	// ProtocolAgent: on any other node, to the one that has the pod. The agent adds and removes it.
+	// ProtocolAgent is for routes on any other node, to the node that has the pod. The agent adds and removes them.
 	ProtocolAgent = 85
 )
 
@@ -64,8 +64,8 @@ func Unserve(bridge string, addrs []netip.Addr) error {
 	return c.removeAll(index, addrs, ProtocolPod)
 }
 
-// Yield removes all routes to addresses that the plugin or the agent has added, whatever their device: ptp adds its
-// own, and fails if there is one.
+// Yield removes all routes to addresses that the plugin or the agent has added, on any device: ptp adds its own, and
+// fails if there is one.
 func Yield(addrs []netip.Addr) error {
 	c, err := dial()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package netconf reads CNI configurations: the one that the IPAM plugin is given on stdin, and the files of a
-// runtime's configuration directory. It is the only reader, so that plugin and agent cannot disagree about a network.
+// Package netconf reads CNI configurations: the configuration that the IPAM plugin is given on stdin, and the files of
+// a runtime's configuration directory. It is the only reader, so that plugin and agent cannot disagree about a network.
 //
 // Every start of a pod waits for the start of the plugin, which links this package: it imports only what pkg/ledger
 // does, and does nothing at start-up.
@@ -21,7 +21,8 @@ import (
 	"github.com/stayput/stayput/pkg/retention"
 )
 
-// Type is ipam.type of a configuration that names stayput, and HostLocal of one that it can take the place of.
+// Type is ipam.type of a configuration that names stayput, HostLocal that of a configuration whose place stayput can
+// take.
 const (
 	Type      = "stayput"
 	HostLocal = "host-local"
@@ -48,11 +49,11 @@ var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0",
 //	promisedLimit     how many addresses of each range may be promised at most, whatever share they are; default 1024
 //	promisedLimitPerNamespace
 //	                  how many of them one namespace may have; default all of them
-//	pools             names of pools: every address of the network comes from pools, of which these are the default. The
+//	pools             names of pools: every address of the network comes from pools, these by default. The
 //	                  list may be empty, and the network needs no ranges
 type Config struct {
 	Name string
-	// CNIVersion is one of Versions, or whatever else the configuration says: Speaks tells. Without one it is 0.1.0.
+	// CNIVersion is what the configuration says, not necessarily one of Versions: Speaks tells. Without one it is 0.1.0.
 	CNIVersion        string
 	DataDir, StateDir string // empty: the default
 	root, ipam        object

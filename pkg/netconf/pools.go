@@ -28,15 +28,15 @@ const configSource = "kubernetes.io/config.source"
 type Pools struct {
 	// Text is the annotation AnnotationAddresses, empty if there is none.
 	Text string
-	// Asked: the pod asks for addresses of pools, maybe for another interface.
+	// Asked says that the pod asks for addresses of pools, maybe for another interface.
 	Asked bool
-	// Network: the network has no other ones.
+	// Network says that the network has no other addresses.
 	Network bool
-	// Static: kubelet has the pod from a file or a URL. The cluster can give nothing to such a one.
+	// Static says that kubelet has the pod from a file or a URL. The cluster can give no address to such a pod.
 	Static bool
 }
 
-// Pools returns what is said of pools.
+// Pools returns what configuration and annotations say of pools.
 func (c *Config) Pools() (p Pools, err error) {
 	if _, p.Network, err = c.pools(); err != nil {
 		return p, err
@@ -69,7 +69,7 @@ func (c *Config) pools() (names []string, there bool, err error) {
 	return names, v != nil, err
 }
 
-// PoolAddress is one that an attachment gets.
+// PoolAddress is an address of a pool that an attachment gets.
 type PoolAddress struct {
 	Prefix  netip.Prefix // with the length of the subnet
 	Gateway netip.Addr   // the zero Addr: none

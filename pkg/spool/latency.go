@@ -170,7 +170,7 @@ func (d Dir) Latencies() ([]Latency, error) {
 }
 
 // MakeLatencies makes the file unless there is one of this version; anything else in its place but a directory is
-// replaced. It is for the agent, of which there is one. The errors are the disk's.
+// replaced. It is for the agent alone. The errors are the disk's.
 func (d Dir) MakeLatencies() error {
 	_, err := d.Latencies()
 	switch {

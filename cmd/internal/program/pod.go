@@ -41,9 +41,9 @@ func Namespace() string {
 	return strings.TrimSpace(string(b))
 }
 
-// InstalledIn returns the namespace that Stayput is installed in: the one given, or that of the pod. A manifest gives
-// the one that it was made for, whose accounts its admission policies name. In a pod of another namespace, where a
-// kustomize overlay has moved it, no policy would hold these accounts to anything: that is an error.
+// InstalledIn returns the namespace that Stayput is installed in: the given one, or that of the pod. A manifest gives
+// the namespace that it was made for, whose accounts its admission policies name. In a pod of another namespace, where
+// a kustomize overlay has moved it, no policy would restrict these accounts: that is an error.
 func InstalledIn(given string) (string, error) {
 	pod := Namespace()
 	if given != "" && pod != "" && given != pod {

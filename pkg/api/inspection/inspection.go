@@ -78,10 +78,10 @@ type Status struct {
 	CNIMessage string `json:"cniMessage,omitempty"`
 }
 
-// NRIOff is what is said of NRI where the agent is not to use it.
+// NRIOff is reported of NRI where the agent is not to use it.
 const NRIOff = "off"
 
-// AnnotationsListed is what is said of the pods' annotations where they come only from the runtime's list of sandboxes.
+// AnnotationsListed is reported of the pods' annotations where they come only from the runtime's list of sandboxes.
 const AnnotationsListed = "from the runtime's list alone"
 
 // Runtime is the container runtime.
@@ -99,7 +99,7 @@ type CNI struct {
 	Message string `json:"message"`
 	Good    bool   `json:"good"`
 	Dir     string `json:"dir"`
-	// File is the one that the runtime uses, Network the one that pods are in, Source what the agent's file is
+	// File is the file that the runtime uses, Network the network that pods are in, Source what the agent's file is
 	// derived from, if there is one.
 	File    string `json:"file,omitempty"`
 	Network string `json:"network,omitempty"`
@@ -187,7 +187,7 @@ const (
 	Unreadable State = "Unreadable" // its file is damaged: taken, the owner is unknown
 )
 
-// Address is one that is not free.
+// Address is an address that is not free.
 type Address struct {
 	IP    netip.Addr `json:"ip"`
 	State State      `json:"state"`
