@@ -131,7 +131,7 @@ func (s *settings) connect() (*cluster, error) {
 // ErrNotInstalled says that the cluster has no Stayput. What wraps it says what is missing.
 var ErrNotInstalled = errors.New("stayput is not installed in this cluster")
 
-// errRight: the API server refuses what a verb cannot do without.
+// errRight means that the API server refuses what a verb cannot do without.
 var errRight = errors.New("missing right")
 
 // rightTo names the right that an error is about, if it is about one.

@@ -34,7 +34,7 @@ type keptIP struct {
 
 	phase     string
 	expires   string // of retained addresses: RFC 3339, never, or what a later version says
-	retention string // empty: until the pod is gone
+	retention string // empty for until the pod is gone
 	workload  *stayputv1alpha1.WorkloadReference
 
 	whenScaled, whenDeleted string

@@ -20,7 +20,7 @@ type Situation struct {
 	Address Address
 	// Record is what the pod's PersistentPodState records, nil if that is nothing.
 	Record *Record
-	// GivenUp: the pod's predecessor waited for its home in vain.
+	// GivenUp says that the pod's predecessor waited for its home in vain.
 	GivenUp bool
 	// Since is when the wait of the pod began, zero if that was at its creation.
 	Since time.Time

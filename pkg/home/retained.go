@@ -16,7 +16,7 @@ import (
 // the API server.
 const Publishing = time.Minute
 
-// Address says which node keeps the addresses of a pod. The zero value: none does.
+// Address says which node keeps the addresses of a pod. By the zero value, none does.
 type Address struct {
 	Node string
 	// Until is when Node frees them, zero if no end is known.
@@ -26,7 +26,7 @@ type Address struct {
 	Guess time.Time
 }
 
-// Ended says where the predecessor of a pod was deleted. The zero value: not known.
+// Ended says where the predecessor of a pod was deleted. The zero value means that it is not known.
 type Ended struct {
 	Node string
 	At   time.Time

@@ -12,8 +12,8 @@ import (
 // AddRequest asks for an attachment's addresses.
 type AddRequest struct {
 	Attachment Attachment
-	Pod        Pod   // zero: no pod of Kubernetes, nothing is promised
-	Netns      Netns // zero: unknown
+	Pod        Pod   // zero for no pod of Kubernetes: nothing is promised
+	Netns      Netns // zero if unknown
 	// Policy is what the pod's annotations say: nil if they did not reach us, the zero Policy if they ask for nothing.
 	Policy *retention.Policy
 	// Requested are addresses that the result must have, at most one per range set.

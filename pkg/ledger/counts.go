@@ -26,7 +26,7 @@ type counts struct {
 	all int
 	// due is the CLOCK_BOOTTIME before which no retention ends: until then every claim counts.
 	due time.Duration
-	// strays: some claim lies outside the ranges, and does not count.
+	// strays says that some claim lies outside the ranges, and does not count.
 	strays bool
 
 	changed bool

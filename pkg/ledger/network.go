@@ -18,13 +18,13 @@ type Network struct {
 	Name             string        `json:"name"`
 	DataDir          string        `json:"dataDir"`
 	Ranges           []RangeSet    `json:"ranges"`
-	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0: no limit
-	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
+	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0 for no limit
+	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0 for DefaultPromisedShare
 	// PromisedSharePerNamespace is that of one namespace, 0 if it may have all of PromisedShare.
 	PromisedSharePerNamespace float64 `json:"promisedSharePerNamespace,omitempty"`
 	// PromisedLimit and PromisedLimitPerNamespace are absolute limits for each range set, even if the shares allow more.
-	PromisedLimit             int64 `json:"promisedLimit,omitempty"`             // 0: DefaultPromisedLimit
-	PromisedLimitPerNamespace int64 `json:"promisedLimitPerNamespace,omitempty"` // 0: all of PromisedLimit
+	PromisedLimit             int64 `json:"promisedLimit,omitempty"`             // 0 for DefaultPromisedLimit
+	PromisedLimitPerNamespace int64 `json:"promisedLimitPerNamespace,omitempty"` // 0 for all of PromisedLimit
 }
 
 // MostPromised returns how many addresses of a range set may be promised.

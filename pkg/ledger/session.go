@@ -19,8 +19,8 @@ type session struct {
 	stamp  stamp
 	lasts  []netip.Addr // last_reserved_ip.N as they stand
 	due    bool         // no command has rebuilt in this boot, or something was wiped since
-	// trusted: the stamp agrees with the directories, so index and claims are complete unless a file was changed without
-	// the lock. scanned: they were completed under this lock, so they are complete.
+	// trusted says that the stamp agrees with the directories, so that index and claims are complete unless a file was
+	// changed without the lock; scanned that they were completed under this lock, so that they are complete.
 	trusted, scanned bool
 	touched          bool    // the directory, a last_reserved_ip or the marker have to be stamped again
 	counted          *counts // nil if not read

@@ -116,7 +116,7 @@ type decision struct {
 	net *Network
 	now Instant
 	out *outcome
-	// repair: the claim of the command's key did not parse and was put together again.
+	// repair says that the claim of the command's key did not parse and was put together again.
 	repair bool
 	// own is the namespace of the command's own attachment, zero if it has none. That it is visible shows that others
 	// would be, too.

@@ -55,7 +55,7 @@ type Config struct {
 	Name string
 	// CNIVersion is what the configuration says, not necessarily one of Versions: Speaks tells. Without one it is 0.1.0.
 	CNIVersion        string
-	DataDir, StateDir string // empty: the default
+	DataDir, StateDir string // empty for the default
 	root, ipam        object
 }
 

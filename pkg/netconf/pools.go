@@ -72,14 +72,14 @@ func (c *Config) pools() (names []string, there bool, err error) {
 // PoolAddress is an address of a pool that an attachment gets.
 type PoolAddress struct {
 	Prefix  netip.Prefix // with the length of the subnet
-	Gateway netip.Addr   // the zero Addr: none
+	Gateway netip.Addr   // the zero Addr if there is none
 	Routes  []map[string]any
 	Pool    string
 	Last    string // the node on which the address was used last, empty if it is new
 	// Guard names the policy by which only the controller could write this, empty if there was none.
 	Guard string
-	// Routed: the nodes route the address, which is in no subnet. Prefix is the address alone; it has neither gateway
-	// nor routes, which are those of the node that has the pod.
+	// Routed says that the nodes route the address, which is in no subnet. Prefix is the address alone; it has neither
+	// gateway nor routes, which are those of the node that has the pod.
 	Routed bool
 }
 

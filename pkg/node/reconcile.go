@@ -110,9 +110,9 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 	return next, err
 }
 
-// adopt makes every running sandbox known to the ledgers: those that host-local gave an address before
-// stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
-// whole: every policy was set.
+// adopt makes every running sandbox known to the ledgers: those that host-local gave an address before stayput came,
+// and those that started while the agent was away. It returns the namespaces of those that have one; whole says that
+// every policy was set.
 func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book,
 	list map[string]cri.Sandbox) (ready []ledger.Netns, whole bool) {
 	// Reading describes the network as its first command does, and makes its directories: without that the cluster would

@@ -52,7 +52,7 @@ type placer struct {
 	events  events.EventRecorder
 	metrics *placementMetrics
 	now     func() time.Time
-	// nominates: the controller may nominate nodes for pods.
+	// nominates says that the controller may nominate nodes for pods.
 	nominates bool
 	// pools has the addresses of pools, nil if there are none.
 	pools *podip.Claimer

@@ -28,7 +28,7 @@ type Finding struct {
 	Remedy string
 	// If is what must be so past the caches, too.
 	If []Check
-	// Ask: no proof will come unless all nodes are asked for the pod.
+	// Ask says that no proof will come unless all nodes are asked for the pod.
 	Ask bool
 }
 

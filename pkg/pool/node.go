@@ -7,17 +7,17 @@ type Local struct {
 	UID UID
 	// Node is this one.
 	Node string
-	// Exists, Ending and Over: the pod by the agent's own watch of the pods of its node, which is complete.
+	// Exists, Ending and Over are the pod's state by the agent's own watch of the pods of its node, which is complete.
 	Exists, Ending, Over bool
-	// Here: the cluster has the pod on this node. Elsewhere: it has it without a node, or with another one; Kubernetes
-	// does so after a restore from a backup that was made before the pod had its node. Both are read past all caches if
-	// the pod does not exist by the watch, or if it has a PodIP whose status does not name this node yet (see
-	// [Local.LookUp]); both are false if it was not read, or the cluster has no such pod.
+	// Here says that the cluster has the pod on this node, Elsewhere that it has the pod without a node, or with another
+	// one; Kubernetes does so after a restore from a backup that was made before the pod had its node. Both are read past
+	// all caches if the pod does not exist by the watch, or if it has a PodIP whose status does not name this node yet
+	// (see [Local.LookUp]); both are false if that was not read, or the cluster has no such pod.
 	Here, Elsewhere bool
 	// Off says that an operator has declared this node off: its Node is deleted or has the taint out-of-service. It is
 	// read past all caches, after Here, if [Local.LookUpNode].
 	Off bool
-	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
+	// Netns says that the pod has a network namespace on this node, or that an ADD of it is under way.
 	Netns bool
 	// Found says that the pod has this address, and nothing says that a pool has given it to the pod. That is so of a pod
 	// whose address another program gave it, and that was adopted while this agent was away: it may be given up before
@@ -55,13 +55,13 @@ func (l Local) deleted() bool { return !l.Exists && !l.Here && !l.Elsewhere }
 
 // Deed is what an agent does about a pod, in this order: each before the next.
 type Deed struct {
-	// Down: take its interfaces down, then have the runtime remove its sandbox.
+	// Down says to take its interfaces down, then to make the runtime remove its sandbox.
 	Down bool
-	// Bar: note durably, under the lock of the node's book, that no ADD of the pod may succeed any more; if one has
-	// succeeded by then, stop here and look again.
+	// Bar says to note durably, under the lock of the node's book, that no ADD of the pod may succeed any more; if an ADD
+	// has succeeded by then, stop here and look again.
 	Bar bool
-	// Report: write these into the status of the PodIP, bound to its version. On a conflict, read and look again.
-	Report Phase // empty: nothing
+	// Report is the phase to write into the status of the PodIP, bound to its version. On a conflict, read and look again.
+	Report Phase // empty for nothing
 }
 
 // Tend says what an agent does about a pod. An agent asks for every pod with an address of a pool that it sees on its

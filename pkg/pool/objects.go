@@ -78,7 +78,8 @@ type PodIP struct {
 	Keep               Keep
 	Workload           Workload
 	Release            bool
-	// Adopted: PodUID had the address before, from elsewhere, so that it is its own though it has not been told of it.
+	// Adopted says that PodUID had the address before, from elsewhere, so that it is its own though it has not been told
+	// of it.
 	Adopted    bool
 	Quarantine Quarantine
 	Held       bool // by our finalizer
@@ -135,7 +136,7 @@ type Pod struct {
 	// Runs is the address with which it runs, by its status, the zero Addr if it has none. Without Has it is not from
 	// here.
 	Runs netip.Addr
-	// Fresh: it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
+	// Fresh says that it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
 	Fresh    bool
 	Workload Workload
 	// Namespaced are the labels of its namespace.
@@ -176,9 +177,9 @@ type Address struct {
 type Node struct {
 	Name  string
 	Ready bool
-	// Off: an operator says that it is, by the taint out-of-service.
+	// Off says that an operator has declared it off, by the taint out-of-service.
 	Off bool
-	// Foreign: no agent is to run on it. Unless one did, it cannot have an address of a pool.
+	// Foreign says that no agent is to run on it. Unless one did, it cannot have an address of a pool.
 	Foreign bool
 }
 
@@ -204,7 +205,8 @@ type Pool struct {
 type End struct {
 	// Node that the pod had when it was seen last.
 	Node string
-	// Final: that was its last state, so that without a node it never had one. A watch that was interrupted does not tell.
+	// Final says that this was its last state, so that without a node it never had one. A watch that was interrupted does
+	// not tell.
 	Final bool
 	At    time.Time
 }

@@ -38,7 +38,7 @@ type Route struct {
 type Range struct {
 	Mode    Mode
 	Subnet  netip.Prefix
-	Gateway netip.Addr // the zero Addr: none
+	Gateway netip.Addr // the zero Addr if there is none
 	Routes  []Route
 	Set     Set // the addresses that the pool may give
 }

@@ -16,7 +16,7 @@ import (
 // of the future: a clock was wrong, and how old the mark is cannot be told. Then all nodes are asked, and until they
 // have answered no address is given, taken or freed.
 type Roll struct {
-	Version string // empty: it does not exist
+	Version string // empty if it does not exist
 	// Round is that of the last question. It is a time in nanoseconds, so that it is new after a restore, too.
 	Round int64
 	// Asked are pods of which nothing is known, and the round in which they were asked for first. A node that answers this

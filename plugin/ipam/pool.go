@@ -16,7 +16,7 @@ import (
 
 // pooled is what an ADD gets of pools.
 type pooled struct {
-	addrs []netconf.PoolAddress // none: it is an ordinary ADD
+	addrs []netconf.PoolAddress // none if it is an ordinary ADD
 	text  string                // that says so
 	left  time.Duration         // of ledger.Patience
 }

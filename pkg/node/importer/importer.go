@@ -300,7 +300,7 @@ func within(s ledger.RangeSet, a netip.Addr) bool {
 	return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) && r.Gateway != a })
 }
 
-// errNotKept: the ledger did not make the promise that was asked for.
+// errNotKept means that the ledger did not make the promise that was asked for.
 var errNotKept = errors.New("the ledger did not keep the address")
 
 // carryOut makes the promise. What was planned from may have changed: the ledger looks again under its lock. For a

@@ -330,7 +330,8 @@ func (n *answerer) known(uid string, s *sight) record {
 // unknownPool is the pool of an address that only the ledger knows.
 const unknownPool = "unknown"
 
-// errUnknownPod: an address of a pool is in use, and it is not known by whom. A reclamation or a DEL ends that.
+// errUnknownPod means that an address of a pool is in use, and that it is not known by which pod. A reclamation or a
+// DEL ends that.
 var errUnknownPod = errors.New("it is not known which pod has it")
 
 // held returns the addresses of pools that pods of this node have.

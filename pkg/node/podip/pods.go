@@ -31,7 +31,7 @@ type record struct {
 	text     string       // the annotation with its addresses, empty if nothing vouches for one
 	claimed  string       // what its annotation says, empty if that is known to be true
 	observed []netip.Addr // addresses that only the ledger, or only the pod's network namespace, shows
-	// unconfirmed: the plugin is to be told of the pod once its PodIPs say the same.
+	// unconfirmed says that the plugin is to be told of the pod once its PodIPs say the same.
 	unconfirmed bool
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
 	// in place.
@@ -39,14 +39,14 @@ type record struct {
 
 	// By the watch of the node's pods.
 	exists, ending, terminal bool
-	// stops: the runtime has said that it stops the sandbox, and not since that it runs another one.
+	// stops says that the runtime has reported that it stops the sandbox, and not since that it runs another one.
 	stops bool
 	// ended is when it was found that the pod has ended, zero if it has not, or is about to.
 	ended time.Time
 
-	// bound: the cluster knows that the pod has its addresses here. placed: the cluster knows that other nodes are to
-	// route to the pod, which has not started. gone: all that is to be done for a pod that is gone was done. They hold
-	// until something of the pod changes that matters, or all are due again; changes counts that.
+	// bound says that the cluster knows that the pod has its addresses here; placed, that the cluster knows that other
+	// nodes are to route to the pod, which has not started. gone says that all that is to be done for a pod that is gone
+	// was done. They hold until something of the pod changes that matters, or all are due again; changes counts that.
 	bound, placed, gone bool
 	changes             int
 	complaint           string // what was logged last about the pod

@@ -224,11 +224,12 @@ func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
 type request int
 
 const (
-	// requestHolds: who set it saw what is promised now.
+	// requestHolds means that the user who set it saw what is promised now.
 	requestHolds request = iota
-	// requestIsOver: the pod has come back since, or has other addresses; what is promised now is another promise.
+	// requestIsOver means that the pod has come back since, or has other addresses; what is promised now is another
+	// promise.
 	requestIsOver
-	// requestIsUnclear: it is not known which pod has the addresses.
+	// requestIsUnclear means that it is not known which pod has the addresses.
 	requestIsUnclear
 )
 

@@ -49,7 +49,7 @@ const (
 
 // Place is where the pod that has an address is.
 type Place struct {
-	// Here: on this node, by the API server.
+	// Here says that the pod is on this node, by the API server.
 	Here bool
 	// PodCIDR is from what the serving node's pods have their addresses, of the same family. Without it nothing changes.
 	PodCIDR netip.Prefix

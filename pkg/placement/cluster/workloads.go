@@ -44,13 +44,13 @@ import (
 
 // Why [Workloads.Get] returns no workload. Any other error means that it is not known.
 var (
-	// ErrGone: the API server says that there is no such workload.
+	// ErrGone means that, by the API server, there is no such workload.
 	ErrGone = errors.New("there is no such workload")
-	// ErrNotServed: the API server does not serve the kind now. It may later.
+	// ErrNotServed means that the API server does not serve the kind now. It may later.
 	ErrNotServed = errors.New("the API server does not serve this kind")
-	// ErrNotTarget: pods of such a workload never come back under their name.
+	// ErrNotTarget means that pods of such a workload never come back under their name.
 	ErrNotTarget = errors.New("not a kind whose pods keep their names")
-	// ErrUnknown: the API server has not been asked yet what it serves.
+	// ErrUnknown means that the API server has not been asked yet what it serves.
 	ErrUnknown = errors.New("not known yet whether the API server serves this kind")
 )
 

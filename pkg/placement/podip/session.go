@@ -20,7 +20,7 @@ import (
 // session is a Book, and what belongs to it. The mutex of state guards it.
 type session struct {
 	book *pool.Book
-	// ready: all has been listed since the Book was begun.
+	// ready says that all has been listed since the Book was begun.
 	ready bool
 	// invalid says of pods what of their annotations is not valid.
 	invalid map[pool.UID]error

@@ -33,7 +33,7 @@ type openKruise struct {
 	informer toolscache.SharedIndexInformer
 }
 
-// errKruiseUnknown: the API server has not answered yet.
+// errKruiseUnknown means that the API server has not answered yet.
 var errKruiseUnknown = errors.New("not known yet whether OpenKruise runs")
 
 // unknownPause is when to ask again for what is not known yet.

@@ -26,7 +26,7 @@ type verdict struct {
 
 	of    *home.Workload
 	moved []move
-	retry time.Duration // zero: when something changes
+	retry time.Duration // zero for when something changes
 }
 
 // finding is the reason of a condition or an Event.
