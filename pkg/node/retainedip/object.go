@@ -224,7 +224,7 @@ func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
 type request int
 
 const (
-	// requestHolds means that the user who set it saw what is promised now.
+	// requestHolds means that the user or controller that set it saw what is promised now.
 	requestHolds request = iota
 	// requestIsOver means that the pod has come back since, or has other addresses; what is promised now is another
 	// promise.

@@ -3,8 +3,8 @@
 //
 // The ledgers are right and the objects follow. An object is
 //
-//   - applied if it differs from what is promised, over the very version that was compared: a user who sets release at
-//     the same moment saw the older state, and is answered for that;
+//   - applied if it differs from what is promised, over the very version that was compared: a user or controller that
+//     sets release at the same moment saw the older state, and is answered for that;
 //   - deleted if every network that it names was read and has no such promise, or its release is done;
 //   - left alone in every other case: an error, a network that was not seen yet, a list that did not come.
 //

@@ -14,7 +14,7 @@ type facts struct {
 	bridge int  // the index of the bridge that it is on, 0 if there is none
 	placed bool // a pod has it, by the API server
 	place  Place
-	kept   bool           // no pod has it, but not for long
+	kept   bool           // no pod has it, for a short time so far
 	there  *route         // nil if there is none
 	source *netlink.Route // the node's own to the serving node's pods, nil if there is none
 }

@@ -28,7 +28,7 @@ type announcer struct {
 
 // announces tells the agents whether there are pools until ctx ends, by an annotation of the installation: they watch
 // that anyway, and nothing of pools before. While there are pools, it writes the annotation again with each mark, in
-// case a user removed it.
+// case it was removed.
 func (c *announcer) announces(ctx context.Context) {
 	if c.installation.Name == "" {
 		return
