@@ -106,7 +106,7 @@ func New(n *Network, o Options) *Ledger {
 	return l
 }
 
-// Partial returns the ledger of a network if only its name and data directory are known: for commands that end
+// Partial returns the ledger of a network that is known by name and data directory alone: for commands that end
 // attachments, and for reads. It must not Add. It does not touch the disk.
 func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 

@@ -34,7 +34,7 @@ func newerError(path string, version int) error {
 		ErrNewer, path, version, recordVersion)
 }
 
-// versionOf returns the version of a JSON record, without reading the rest; 0 if the record has none.
+// versionOf returns the version of a JSON record, regardless of the rest; 0 if the record has none.
 func versionOf(b []byte) int {
 	var r struct {
 		Version int `json:"v"`

@@ -124,7 +124,7 @@ func Local(a netip.Addr) (bool, error) {
 	reply, err := c.ask(unix.RTM_GETROUTE, 0, append(route(a, 0, 0, 0), attr(unix.RTA_DST, a.AsSlice())...))
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
-		errors.Is(err, unix.EINVAL): // no route, or one that says unreachable, prohibit or blackhole
+		errors.Is(err, unix.EINVAL): // no route, or a route that says unreachable, prohibit or blackhole
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("the route to %s: %w", a, err)

@@ -46,7 +46,7 @@ var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0",
 //	                  0, at most 1; default 0.5
 //	promisedSharePerNamespace
 //	                  the part of it that one namespace may have; default all of it
-//	promisedLimit     how many addresses of each range may be promised at most, whatever share they are; default 1024
+//	promisedLimit     how many addresses of each range may be promised at most, regardless of the share; default 1024
 //	promisedLimitPerNamespace
 //	                  how many of them one namespace may have; default all of them
 //	pools             names of pools: every address of the network comes from pools, these by default. The
