@@ -9,9 +9,9 @@
 // server or a file means wait, and is reported on /readyz. It may be killed between any two of its writes: each is made
 // again, or was enough.
 //
-// What it tells the plugin is a fact, too. It notes durably what pools the cluster has (ledger.Serve), and writes the
-// addresses of a pod (ledger.Tell) only if their annotation names the guard under which none but the controller can
-// have written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
+// What it tells the plugin is a fact, too. It notes durably what pools the cluster has (mailbox.Served), and writes the
+// addresses of a pod (mailbox.Box.PutPod) only if their annotation names the guard under which none but the controller
+// can have written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
 //
 // It decides nothing: [pool.Tend] and [pool.Respond] do. Every fact that they depend on is read past all caches. While
 // the cluster has no pool it watches and writes nothing.
