@@ -74,7 +74,11 @@ func Fence(s Situation) Finding {
 	case alive:
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
 	case p.gone() && s.believed():
-		return Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}
+		f := Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}
+		if s.Pod == nil && s.End == nil { // the pod may be newer than the cache, and the report a lie
+			f.If = s.podGone()
+		}
+		return f
 	case s.Pod != nil && s.Pod.Node == "":
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s is being deleted", name)}
 	case s.Pod != nil:
