@@ -116,6 +116,22 @@ func TestAPodThatWaitsForHoursSaysSoAgain(t *testing.T) {
 	}
 }
 
+// unreadable is a cache that cannot be read.
+type unreadable struct{ client.Reader }
+
+func (unreadable) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errors.New("unreadable")
+}
+
+func TestAPodThatCannotBeReadIsTriedAgain(t *testing.T) {
+	pod := hometest.Pod()
+	p := testPlacer(fakeAPI(t, pod))
+	p.cache = unreadable{p.cache}
+	if _, err := p.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(pod)}); err == nil {
+		t.Error("it is not tried again")
+	}
+}
+
 func TestAPodSaysThatPoolsCannotBeRead(t *testing.T) {
 	pod := hometest.Pod()
 	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a")))

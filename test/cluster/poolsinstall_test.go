@@ -122,7 +122,7 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 	until(t, "all of it to be held again", func(context.Context) bool { // the pool a moment after its addresses
 		return len(strings.Fields(held(t, c))) == 4
 	})
-	// The policies would be the first sign of an uninstallation, in which the controller lets go what it may.
+	// The policies would be the first sign of an uninstallation, in which the controller removes finalizers.
 	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml", "-f", "../../deploy/pools-gate-policies.yaml")
 	_, err = c.Uninstall(testContext(t))
 	must.Do(t, err)

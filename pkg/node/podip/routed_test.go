@@ -166,7 +166,7 @@ func TestWhatIsHereIsWhatTheLedgersSay(t *testing.T) {
 		if got, want := here()[addr(1)], "bridge of "+w.net.Name; got != want {
 			t.Errorf("the pod is on %q, want %q", got, want)
 		}
-		_, err := ledger.Bar(w.k.ledgers, uid(1), addr(1)) // it is somebody else's now
+		_, err := ledger.Bar(w.k.ledgers, uid(1), addr(1)) // another pod has the address now
 		check(t, err)
 		if got := here(); len(got) > 0 {
 			t.Errorf("of a pod that is barred %v", got)

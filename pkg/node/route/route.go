@@ -94,11 +94,11 @@ type Table struct {
 	chain   bool                 // the nftables table is
 	network []netip.Prefix
 	// By the last look, and what happened since.
-	routes  map[netip.Addr]held            // of pool addresses, ours and the plugin's
-	ways    map[wayKey]*netlink.Route      // that these share
-	sources map[netip.Prefix]netlink.Route // the node's own
-	bound   map[netip.Addr]string
-	nobody  map[netip.Addr]time.Time // since when the address of a route is unassigned
+	routes     map[netip.Addr]held            // of pool addresses, ours and the plugin's
+	ways       map[wayKey]*netlink.Route      // that these share
+	sources    map[netip.Prefix]netlink.Route // the node's own
+	bound      map[netip.Addr]string
+	unassigned map[netip.Addr]time.Time // since when the address of a route is unassigned
 	// kept are the addresses whose sources the nftables table keeps.
 	kept []netip.Addr
 }
@@ -160,7 +160,7 @@ func New(o Options) *Table {
 		o: o, now: wake.New(),
 		places: map[netip.Addr]Place{}, serving: map[netip.Prefix]int{}, changed: map[netip.Addr]bool{},
 		routes: map[netip.Addr]held{}, ways: map[wayKey]*netlink.Route{}, sources: map[netip.Prefix]netlink.Route{},
-		nobody: map[netip.Addr]time.Time{},
+		unassigned: map[netip.Addr]time.Time{},
 	}
 }
 
@@ -404,7 +404,9 @@ func (t *Table) agree(k *kernel) bool {
 		for a := range t.routes {
 			t.changed[a] = true
 		}
-		maps.DeleteFunc(t.nobody, func(a netip.Addr, _ time.Time) bool { return t.routes[a].protocol() != ProtocolAgent })
+		maps.DeleteFunc(t.unassigned, func(a netip.Addr, _ time.Time) bool {
+			return t.routes[a].protocol() != ProtocolAgent
+		})
 	}
 	if t.ask { // after the routes: what the plugin has set up since is in the ledger
 		bound, err := t.o.Bound()
@@ -413,7 +415,7 @@ func (t *Table) agree(k *kernel) bool {
 			return false
 		}
 		t.bound = bound
-		// Whether another program has changed the table is looked at with the rest of the kernel.
+		// The next read of the kernel finds what another program has changed in the table.
 		t.chain = t.chain || !slices.Equal(t.here(), t.kept)
 	}
 	t.look, t.ask = false, false
@@ -517,10 +519,10 @@ func (t *Table) apply(k *kernel, a netip.Addr) error {
 		f.bridge = index
 	}
 	f.kept = f.placed || f.bound || !has
-	if since, ok := t.nobody[a]; f.kept {
-		delete(t.nobody, a)
+	if since, ok := t.unassigned[a]; f.kept {
+		delete(t.unassigned, a)
 	} else if !ok {
-		t.nobody[a], f.kept = time.Now(), true
+		t.unassigned[a], f.kept = time.Now(), true
 	} else {
 		f.kept = time.Since(since) < t.o.Keep
 	}

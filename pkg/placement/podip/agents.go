@@ -18,11 +18,11 @@ const agentDaemonSet = "stayput-agent"
 // findAgents reads on which nodes agents are to run, past the caches, and puts the nodes into the Book again if that
 // has changed. If it cannot be read, what was known stands: without it agents are expected on every node.
 func (c *follower) findAgents(ctx context.Context, s *session) {
-	if c.installation.Namespace == "" {
+	if c.announcer.installation.Namespace == "" {
 		return
 	}
 	var set appsv1.DaemonSet
-	name := types.NamespacedName{Namespace: c.installation.Namespace, Name: agentDaemonSet}
+	name := types.NamespacedName{Namespace: c.announcer.installation.Namespace, Name: agentDaemonSet}
 	var is *corev1.Pod
 	switch err := c.live.Get(ctx, name, &set); {
 	case err == nil:

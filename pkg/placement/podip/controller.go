@@ -110,7 +110,7 @@ func New(cl client.Client, live client.WithWatch, cached client.Reader, informer
 	return &Controller{
 		writer:  w,
 		claimer: &Claimer{writer: w, cache: cached},
-		follower: &follower{writer: w, informers: informers, installation: o.Installation,
+		follower: &follower{writer: w, informers: informers,
 			announcer: &announcer{writer: w, installation: o.Installation}},
 		uninstalling: o.Uninstalling,
 		lag:          workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),

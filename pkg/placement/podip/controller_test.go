@@ -1479,7 +1479,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 	agents.Spec.Template.Spec.NodeSelector = map[string]string{"pools": "yes"}
 	a := newAPI(t, agents, linux, hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
 	c := control(t, a)
-	c.follower.installation = types.NamespacedName{Namespace: "stayput-system", Name: "stayput-installation"}
+	c.follower.announcer.installation = types.NamespacedName{Namespace: "stayput-system", Name: "stayput-installation"}
 	owing := func() (names []string) {
 		t.Helper()
 		c.looks()

@@ -25,9 +25,8 @@ import (
 // follower begins a Book, feeds it with what the cluster says, and ends it once it is stale.
 type follower struct {
 	*writer
-	announcer    *announcer
-	informers    cache.Informers
-	installation types.NamespacedName
+	announcer *announcer
+	informers cache.Informers
 }
 
 // Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once

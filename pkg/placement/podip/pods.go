@@ -147,17 +147,13 @@ func (c *Claimer) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	spiderpool := c.words == serving
+	asks, decides := pool.AsksItself(pod.Annotations, spiderpool)
 	switch {
+	case decides:
 	case c.unknownLocked():
-		byDefault = true
-		if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
-			return asks, false, nil
-		}
 		c.unanswered[client.ObjectKeyFromObject(pod)] = struct{}{}
 		return false, true, ErrUnknown
-	}
-	asks, decides := pool.AsksItself(pod.Annotations, spiderpool)
-	if !decides && c.served == serving {
+	case c.served == serving:
 		asks, byDefault = pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true
 	}
 	if s := c.session; !asks && s != nil && s.book.Pod(pool.UID(pod.UID)) != nil {
