@@ -361,8 +361,12 @@ func (b *Book) Answer(node string) Answer { return b.answers[node] }
 // node's word counts: an agent may lie.
 func (b *Book) heeds(node string, uid UID) bool {
 	pod := b.pods[uid]
-	return pod == nil || pod.Node == node ||
-		pod.Created.Before(time.Unix(0, b.roll.Epoch).Add(Skew))
+	return pod == nil || pod.Node == node || b.predates(pod)
+}
+
+// predates reports whether a pod may have been made before all nodes were asked.
+func (b *Book) predates(pod *Pod) bool {
+	return pod.Created.Before(time.Unix(0, b.roll.Epoch).Add(Skew))
 }
 
 // holders returns the nodes that say that they have a pod, and whose word counts.

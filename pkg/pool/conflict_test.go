@@ -208,45 +208,62 @@ func TestAQuarantineWaitsForNoLostNodeThatHasNoPartInIt(t *testing.T) {
 	}
 }
 
-// A controller that was behind, or whose API server was restored, claimed for a pod what another one was told. The pod
-// has not started, so no operator has to decide between them.
-func TestAPodThatWasToldAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
-	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
-	runs := ownedPod(1)
-	a, _ := place(t, b, runs, noon)
-	runs = *b.Pod(runs.UID)
-	runs.Gated, runs.Node = false, "n1"
-	b.SetPod(runs)
-	waits := ownedPod(2)
-	b.SetPod(waits)
-	ip := *b.PodIP(a)
-	ip.PodUID, ip.PodName = waits.UID, waits.Name
-	b.SetPodIP(ip)
+// A controller that was behind, or whose API server was restored, claimed for a pod what another one was told, or runs
+// with as its node says. The pod has not started, so no operator has to decide between them.
+func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		t.Run(map[bool]string{false: "told", true: "told before the backup"}[forgotten], func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			runs := ownedPod(1)
+			a, _ := place(t, b, runs, noon)
+			runs = *b.Pod(runs.UID)
+			runs.Gated, runs.Node = false, "n1"
+			ip := *b.PodIP(a)
+			if forgotten {
+				recall := b.Roll()
+				recall.Epoch = noon.UnixNano()
+				b.SetRoll(recall)
+				runs.Has = nil
+				ip.Quarantine = Quarantine{Reason: "pod default/db-1 has it on node n1", Since: noon}
+			}
+			b.SetPod(runs)
+			waits := ownedPod(2)
+			b.SetPod(waits)
+			ip.PodUID, ip.PodName = waits.UID, waits.Name
+			b.SetPodIP(ip)
 
-	plan := b.Review(a, noon, nil)
-	b.SetPodIP(plan.Writes[0].(UpdateIP).PodIP)
-	if b.PodIP(a).Quarantine.Reason == "" {
-		t.Fatalf("%+v", plan)
-	}
-	plan = b.Review(a, noon, nil)
-	b.SetRoll(plan.Writes[0].(WriteRoll).Roll)
-	if plan := b.Review(a, noon, nil); plan.Writes != nil {
-		t.Fatalf("before a node has answered: %+v", plan)
-	}
-	b.SetAnswer(Answer{Node: "n1", Round: b.Roll().Round, Held: []Held{{Addr: a, UID: runs.UID}}})
-	plan = b.Review(a, noon, nil)
-	if len(plan.Writes) != 1 || plan.Writes[0].(EndPod).UID != waits.UID {
-		t.Fatalf("%+v", plan)
-	}
-	b.RemovePod(waits.UID, true, noon)
-	for range 3 { // the fence asks for what is gone
-		plan = b.Review(a, noon, nil)
-		if w, asks := plan.Writes[0].(WriteRoll); asks {
-			b.SetRoll(w.Roll)
-			b.SetAnswer(Answer{Node: "n1", Round: b.Roll().Round, Held: []Held{{Addr: a, UID: runs.UID}}})
-		}
-	}
-	if w, is := plan.Writes[0].(UpdateIP); !is || w.PodIP.PodUID != runs.UID || w.PodIP.Quarantine.Reason != "" {
-		t.Errorf("%+v", plan)
+			answer := func() {
+				b.SetAnswer(Answer{Node: "n1", Round: b.Roll().Round,
+					Held: []Held{{Addr: a, UID: runs.UID, Interface: "eth0"}}})
+			}
+			if !forgotten {
+				plan := b.Review(a, noon, nil)
+				b.SetPodIP(plan.Writes[0].(UpdateIP).PodIP)
+				if b.PodIP(a).Quarantine.Reason == "" {
+					t.Fatalf("%+v", plan)
+				}
+			}
+			plan := b.Review(a, noon, nil)
+			b.SetRoll(plan.Writes[0].(WriteRoll).Roll)
+			if plan := b.Review(a, noon, nil); plan.Writes != nil {
+				t.Fatalf("before a node has answered: %+v", plan)
+			}
+			answer()
+			plan = b.Review(a, noon, nil)
+			if len(plan.Writes) != 1 || plan.Writes[0].(EndPod).UID != waits.UID {
+				t.Fatalf("%+v", plan)
+			}
+			b.RemovePod(waits.UID, true, noon)
+			for range 3 { // the fence asks for what is gone
+				plan = b.Review(a, noon, nil)
+				if w, asks := plan.Writes[0].(WriteRoll); asks {
+					b.SetRoll(w.Roll)
+					answer()
+				}
+			}
+			if w, is := plan.Writes[0].(UpdateIP); !is || w.PodIP.PodUID != runs.UID || w.PodIP.Quarantine.Reason != "" {
+				t.Errorf("%+v", plan)
+			}
+		})
 	}
 }

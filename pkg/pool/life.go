@@ -221,7 +221,8 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		case pod != nil && b.surplus(pod, p):
 			f = Finding{}
 		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
-		case pod != nil && pod.Gated && !pod.Ending && b.teller(p.Addr) != nil: // its claim was made on old news
+		case pod != nil && pod.Gated && !pod.Ending && (b.teller(p.Addr) != nil || len(heirs) == 1 && b.predates(pod)):
+			// Its claim was made on old news.
 			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
 			return Plan{Reason: why,
 				Writes: []Write{endPod(pod)}}

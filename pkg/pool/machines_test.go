@@ -1110,6 +1110,11 @@ func (w *world) settle() {
 	}
 	w.inflight = nil
 	w.rest(400)
+	// Nodes were asked by a clock that was ahead: they are asked again once that time has come.
+	if last := time.Unix(0, slices.Max(append(slices.Collect(maps.Values(w.roll.Asked)), 0))); last.After(w.now) && w.bad == "" {
+		w.now = last
+		w.rest(400)
+	}
 	if w.bad == "" {
 		w.explained()
 	}
