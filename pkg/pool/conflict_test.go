@@ -267,3 +267,43 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 		})
 	}
 }
+
+// A node said, when it was asked, that a pod has an address in quarantine. The pod has ended since, and cannot become
+// its owner: the node is asked again.
+func TestAPodThatHasEndedIsNoHeir(t *testing.T) {
+	for _, state := range []string{"succeeded", "is being deleted", "is deleted"} {
+		t.Run(state, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			a, _ := place(t, b, ownedPod(1), noon)
+			ip := *b.PodIP(a)
+			ip.Phase, ip.Of, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
+			ip.Quarantine = Quarantine{Reason: "pod default/db-2 has it, too", Since: noon}
+			b.SetPodIP(ip)
+			b.RemovePod("u1", true, noon)
+			ended := ownedPod(2)
+			ended.Gated, ended.Node, ended.Over, ended.Ending = false, "n1", state == "succeeded", state == "is being deleted"
+			if state != "is deleted" {
+				b.SetPod(ended)
+			}
+			ask := func(now time.Time, held ...Held) {
+				t.Helper()
+				plan := b.Review(a, now, nil)
+				w, asks := plan.Writes[0].(WriteRoll)
+				if !asks {
+					t.Fatalf("%+v", plan)
+				}
+				b.SetRoll(w.Roll)
+				b.SetAnswer(Answer{Node: "n1", Round: b.Roll().Round, Held: held})
+			}
+			ask(noon, Held{Addr: a, UID: ended.UID, Interface: "eth0"})
+			if plan := b.Review(a, noon.Add(time.Second), nil); plan.Writes != nil || plan.Reason == "" {
+				t.Fatalf("at once: %+v", plan)
+			}
+			ask(noon.Add(2 * askAfter))
+			plan := b.Review(a, noon.Add(2*askAfter), nil)
+			if w, is := plan.Writes[0].(UpdateIP); !is || w.PodIP.PodUID != "u1" || w.PodIP.Quarantine.Reason != "" {
+				t.Errorf("%+v", plan)
+			}
+		})
+	}
+}

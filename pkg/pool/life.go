@@ -241,9 +241,9 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	case 1:
 		for uid := range heirs {
 			pod := b.pods[uid]
-			if pod == nil {
-				plan := Plan{Reason: why + "; its pod is not in the cluster any more"}
-				if now.Sub(time.Unix(0, asked)) > askAfter { // it may have ended since
+			if pod == nil || pod.Ending || pod.Over {
+				plan := Plan{Reason: why + "; its pod has ended"}
+				if now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
 					plan.Writes = []Write{b.ask(about, now)}
 				}
 				return plan

@@ -1111,8 +1111,9 @@ func (w *world) settle() {
 	w.inflight = nil
 	w.rest(400)
 	// Nodes were asked by a clock that was ahead: they are asked again once that time has come.
-	if last := time.Unix(0, slices.Max(append(slices.Collect(maps.Values(w.roll.Asked)), 0))); last.After(w.now) && w.bad == "" {
-		w.now = last
+	last := slices.Max(append(slices.Collect(maps.Values(w.roll.Asked)), w.now.UnixNano()))
+	if until := time.Unix(0, last); until.After(w.now) && w.bad == "" {
+		w.now = until
 		w.rest(400)
 	}
 	if w.bad == "" {
@@ -1265,7 +1266,7 @@ func (w *world) explained() {
 		}
 		if !p.Gated && p.Has != nil {
 			n := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == p.Node })]
-			if s := n.sandboxes[p.UID]; s == nil || !s.up {
+			if s := n.sandboxes[p.UID]; (s == nil || !s.up) && !w.hidden(n, p) {
 				w.failf("pod %s %s does not run", key, p.UID)
 			}
 			for _, a := range p.Has {
@@ -1287,6 +1288,17 @@ func (w *world) explained() {
 			w.failf("pod %s %s waits without need: %q", key, p.UID, plan.Reason)
 		}
 	}
+}
+
+// hidden reports whether a pod does not start because a pod of the node whose agent lied has one of its addresses: when
+// all nodes were asked, that agent said that it had another one.
+func (w *world) hidden(n *node, p Pod) bool {
+	for _, s := range n.sandboxes {
+		if w.unseen[s.uid] && slices.ContainsFunc(s.has, func(a Address) bool { return p.has(a.Prefix.Addr()) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // mustWait reports whether there is really no address for a pod: of one family all pools refuse it or are full.
