@@ -28,7 +28,8 @@ type world struct {
 
 	api
 	restored    bool
-	inflight    []func() // writes that were given up and still come
+	inflight    []func()  // writes that were given up and still come
+	sent        time.Time // of the write that comes late, zero if it does not
 	backup      *api
 	backupAt    time.Time
 	controllers []*controller
@@ -440,7 +441,8 @@ func (w *world) mayEnd(is PodIP) {
 	case wl == nil || wl.gone, w.restored:
 	case !is.Keep.WhileOwned, is.Of == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
 	case exists && pool.Deleting, there && next.Has != nil && !next.has(is.Addr):
-	case w.now.Sub(wl.scaled) < time.Minute: // it was unwanted when that was decided
+	case w.now.Sub(wl.scaled) < time.Minute, !w.sent.IsZero() && w.sent.Sub(wl.scaled) < time.Minute:
+		// It was unwanted when that was decided.
 	case !w.placed[placement{is.Addr, is.PodUID}]: // its pod was never told of it
 	case w.replaced(is): // a later pod of the name had another address when that was decided, and may be gone since
 	default:
@@ -478,7 +480,12 @@ func (w *world) send(by string, wr Write) error {
 		return errors.New("lost")
 	case 1:
 		w.logf("%s: %s is late", by, describe(wr))
-		w.inflight = append(w.inflight, func() { _ = w.apply("late, of "+by, wr) })
+		sent := w.now
+		w.inflight = append(w.inflight, func() {
+			w.sent = sent
+			defer func() { w.sent = time.Time{} }()
+			_ = w.apply("late, of "+by, wr)
+		})
 		return errors.New("timeout")
 	case 2:
 		_ = w.apply(by, wr)
@@ -575,7 +582,8 @@ func (w *world) oracle() {
 		}
 		// After a restore a liar can deny a pod of its own that the backup has without a node.
 		denied := func(x, y answering) bool {
-			return w.restores > 0 && x.uid == y.uid && w.liar != nil && x.node == w.liar.name
+			liar := w.liar != nil && x.node == w.liar.name || w.unseen[x.uid] && x.node == w.lied
+			return w.restores > 0 && x.uid == y.uid && liar
 		}
 		for _, y := range all[:i] {
 			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] ||
