@@ -307,3 +307,36 @@ func TestAPodThatHasEndedIsNoHeir(t *testing.T) {
 		})
 	}
 }
+
+// A restore has made the API server forget that a pod claimed an address, and the pod was told of it all the same. By
+// its PodIP the address is free for the next pod of its owner.
+func TestAnAddressThatAnotherPodWasToldIsNotTakenOver(t *testing.T) {
+	for _, identity := range []string{"", "shared"} {
+		t.Run("identity "+identity, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			first := ownedPod(1)
+			first.Identity = identity
+			a, _ := place(t, b, first, noon)
+			ip := *b.PodIP(a)
+			ip.Phase, ip.Of, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
+			b.SetPodIP(ip)
+			b.RemovePod(first.UID, true, noon)
+			told := ownedPod(2)
+			told.Identity, told.Gated, told.Node, told.Has = identity, false, "n1", []Address{{
+				Network: "net", Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(a, 24)}}
+			b.SetPod(told)
+			next := ownedPod(3)
+			next.Name, next.Identity = first.Name, identity
+			got, plan := place(t, b, next, noon)
+			if got == a || (identity == "") != strings.Contains(plan.Reason, "another pod was given its address "+a.String()) {
+				t.Errorf("it gets %s: %+v", got, plan)
+			}
+			b.RemovePod(told.UID, true, noon)
+			if identity == "" {
+				if got, plan := place(t, b, next, noon); got != a {
+					t.Errorf("once that pod is gone it gets %s: %+v", got, plan)
+				}
+			}
+		})
+	}
+}

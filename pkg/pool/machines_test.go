@@ -1081,6 +1081,7 @@ func (w *world) jump() {
 		w.setClocks()
 	case 1:
 		c.clock = 10*time.Minute + time.Duration(w.r.Int64N(int64(time.Hour)))
+		w.ahead = max(w.ahead, c.clock)
 	case 2:
 		c.clock = -time.Hour - time.Duration(w.r.Int64N(int64(time.Hour)))
 	}
@@ -1110,10 +1111,9 @@ func (w *world) settle() {
 	}
 	w.inflight = nil
 	w.rest(400)
-	// Nodes were asked by a clock that was ahead: they are asked again once that time has come.
-	last := slices.Max(append(slices.Collect(maps.Values(w.roll.Asked)), w.now.UnixNano()))
-	if until := time.Unix(0, last); until.After(w.now) && w.bad == "" {
-		w.now = until
+	// What was noted by a clock that was ahead, such as when nodes were asked, counts once that time has come.
+	if w.ahead > 0 && w.bad == "" {
+		w.now = w.now.Add(w.ahead)
 		w.rest(400)
 	}
 	if w.bad == "" {
@@ -1174,7 +1174,7 @@ func (w *world) sweep(c *controller) {
 	}
 	do := func(plan Plan) {
 		if plan.Writes != nil {
-			c.jobs = append(c.jobs, &job{"", plan.Writes})
+			c.jobs = append(c.jobs, &job{"", plan.Writes, w.now})
 			finish()
 			for kind := range 5 {
 				w.watch(c, kind, 10_000)

@@ -274,7 +274,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // The model test can fail: without any one of the rules on which safety rests, it does. It is tried from the seed on
 // that once did. What no history ever showed, or none of many does any more, has a test of its own: that other nodes
 // are listed past the caches, TestWhatNoVersionCoversIsReadPastTheCaches; that an answer bars what was asked for,
-// TestAnAnswerBarsWhatWasAskedForAndIsNotHere; that an agent speaks of no other node's pods, which a controller that
+// TestAnAnswerBarsWhatWasAskedForAndIsNotHere; that a mark of the future counts as lost,
+// TestARestoreIsNoticedThoughAClockWasWrong; that an agent speaks of no other node's pods, which a controller that
 // knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
 // before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
@@ -318,7 +319,7 @@ var ruleNames = map[rule]struct {
 	nodeIsKnown:          {"nodeIsKnown", 1, lyingAgent},
 	answersAreFresh:      {"answersAreFresh", 26, nothingMore},
 	restoresAreNoticed:   {"restoresAreNoticed", 14, nothingMore},
-	futureIsLost:         {"futureIsLost", 4, wrongClocks},
+	futureIsLost:         {"futureIsLost", 0, wrongClocks},
 	restoresWaitForAll:   {"restoresWaitForAll", 209, nothingMore},
 	placedSinceMark:      {"placedSinceMark", 795, nothingMore},
 	versionsMatter:       {"versionsMatter", 128, nothingMore},
@@ -338,6 +339,7 @@ var ruleNames = map[rule]struct {
 	unusedIsFreed:        {"unusedIsFreed", 1, nothingMore},
 	surplusIsFreed:       {"surplusIsFreed", 199, nothingMore},
 	adoptedIsOwn:         {"adoptedIsOwn", 0, nothingMore},
+	toldIsTaken:          {"toldIsTaken", 41000429, hastyRestores},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

@@ -258,6 +258,11 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
 		case p.Quarantine.Reason != "":
+		case b.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
+			if pod.Identity == "" && !pod.Fresh {
+				return c, Plan{Reason: fmt.Sprintf("another pod was given its address %s, too", p.Addr),
+					Addrs: []netip.Addr{p.Addr}}
+			}
 		case f.Verdict == Yes:
 			return b.claim(pod, s, p, f), Plan{}
 		case pod.Identity != "" || pod.Fresh: // never waits
@@ -369,7 +374,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			why = append(why, text)
 			continue
 		}
-		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a) || len(b.runs[a]) > 0 })
+		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a, "") || len(b.runs[a]) > 0 })
 		if !ok {
 			full = append(full, st.Name)
 			why = append(why, b.empty(st))
@@ -395,10 +400,11 @@ func (b *Book) empty(s *stock) string {
 	return text
 }
 
-// toldTo reports whether a pod that may run was told to have an address, though there is no PodIP: it is made again.
-func (b *Book) toldTo(a netip.Addr) bool {
+// toldTo reports whether a pod that may run was told to have an address, though according to the PodIP it is the
+// owner's, or there is no PodIP: the claim for the pod was forgotten by a restore.
+func (b *Book) toldTo(a netip.Addr, owner UID) bool {
 	for uid := range b.told[a] {
-		if pod := b.pods[uid]; !pod.Gated && !pod.Over {
+		if pod := b.pods[uid]; uid != owner && !pod.Gated && !pod.Over {
 			return true
 		}
 	}

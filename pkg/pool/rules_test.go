@@ -52,6 +52,7 @@ const (
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
 	surplusIsFreed                   // nor one that no pod was told of
 	adoptedIsOwn                     // but for one that its pod had before
+	toldIsTaken                      // an address is not taken over that another pod was told
 	rulesEnd
 )
 
@@ -130,6 +131,9 @@ var broke = []struct{ file, is, becomes string }{
 	{"place.go", `			Held: true,
 `, `			Held: !broken(finalizerHolds),
 `},
+	// This rule is a second defence against what another one prevents: without that, it is broken, too.
+	{"place.go", `case b.toldTo(p.Addr, p.PodUID):`,
+		`case b.toldTo(p.Addr, p.PodUID) && !broken(toldIsTaken) && !broken(podIsLookedUp):`},
 	{"node.go", `(l.Here || l.named())
 `, `(l.Here || l.named() || broken(ownPodsOnly))
 `},

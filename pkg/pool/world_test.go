@@ -29,7 +29,7 @@ type world struct {
 	api
 	restored    bool
 	inflight    []func()  // writes that were given up and still come
-	sent        time.Time // of the write that comes late, zero if it does not
+	sent        time.Time // when the write at hand was decided, zero if just now
 	backup      *api
 	backupAt    time.Time
 	controllers []*controller
@@ -55,6 +55,7 @@ type world struct {
 	refused    int           // pods that were barred, or not vouched for, when their sandboxes had been created
 	unnoticed  int64         // since a hasty restore: the Term that the controllers must leave, 0 if there is none
 	clocks     bool          // those of controllers differ and jump
+	ahead      time.Duration // the most by which one was plainly ahead
 	skew       time.Duration // of the clock of the controller that acts
 	// liar is a node whose agent lies, until everything is healed, nil if all are honest.
 	liar  *node
@@ -202,6 +203,7 @@ type controller struct {
 type job struct {
 	what   string
 	writes []Write
+	at     time.Time // when it was decided
 }
 
 var errConflict = errors.New("conflict")
@@ -481,6 +483,9 @@ func (w *world) send(by string, wr Write) error {
 	case 1:
 		w.logf("%s: %s is late", by, describe(wr))
 		sent := w.now
+		if !w.sent.IsZero() {
+			sent = w.sent
+		}
 		w.inflight = append(w.inflight, func() {
 			w.sent = sent
 			defer func() { w.sent = time.Time{} }()
@@ -583,7 +588,7 @@ func (w *world) oracle() {
 		// After a restore a liar can deny a pod of its own that the backup has without a node.
 		denied := func(x, y answering) bool {
 			liar := w.liar != nil && x.node == w.liar.name || w.unseen[x.uid] && x.node == w.lied
-			return w.restores > 0 && x.uid == y.uid && liar
+			return liar && w.restores > 0 && (x.uid == y.uid || w.nodeOf(x.uid) != x.node)
 		}
 		for _, y := range all[:i] {
 			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] ||
@@ -593,6 +598,16 @@ func (w *world) oracle() {
 			w.failf("%s is doubled: %s on %s and %s on %s", x.addr, y.uid, y.node, x.uid, x.node)
 		}
 	}
+}
+
+// nodeOf returns the node that a pod has in the cluster, empty if it has none, or does not exist.
+func (w *world) nodeOf(uid UID) string {
+	for _, p := range w.pods.objs {
+		if p.UID == uid {
+			return p.Node
+		}
+	}
+	return ""
 }
 
 // Controllers.
@@ -888,7 +903,7 @@ func (w *world) decide(c *controller) {
 		}
 	}
 	if plan.Writes != nil && len(c.jobs) < 4 {
-		c.jobs = append(c.jobs, &job{what, plan.Writes})
+		c.jobs = append(c.jobs, &job{what, plan.Writes, w.now})
 	}
 }
 
@@ -911,7 +926,9 @@ func (w *world) work(c *controller, i int) {
 	wr := j.writes[0]
 	err := Holds(context.Background(), wr, w)
 	if err == nil {
+		w.sent = j.at
 		err = w.send(c.name, wr)
+		w.sent = time.Time{}
 	} else {
 		w.logf("%s: %s is not made: %v", c.name, describe(wr), err)
 	}
