@@ -170,13 +170,13 @@ func hostileServer(t *testing.T, objects map[string][]client.Object, changes ...
 	groups := map[string][]string{
 		"v1":      {"Pod", "Node", "Namespace", "Event", "ConfigMap"},
 		"apps/v1": {"StatefulSet", "Deployment", "DaemonSet"}, "coordination.k8s.io/v1": {"Lease"},
-		"stayput.io/v1alpha1":             {"RetainedIP", "PodIP", "PodIPPool", "PodIPRoll", "PodIPAnswer"},
+		"stayput.io/v1alpha1":             {"RetainedIP", "PodIP", "PodIPPool", "PodIPAudit", "PodIPReport"},
 		"apps.kruise.io/v1alpha1":         {"PersistentPodState"},
 		"spiderpool.spidernet.io/v2beta1": {"SpiderIPPool", "SpiderEndpoint", "SpiderReservedIP"},
 		"admissionregistration.k8s.io/v1": {"MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"},
 		"apiextensions.k8s.io/v1":         {"CustomResourceDefinition"},
 	}
-	cluster := []string{"Node", "Namespace", "PodIP", "PodIPPool", "PodIPRoll", "PodIPAnswer", "SpiderIPPool",
+	cluster := []string{"Node", "Namespace", "PodIP", "PodIPPool", "PodIPAudit", "PodIPReport", "SpiderIPPool",
 		"SpiderReservedIP", "CustomResourceDefinition", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"}
 	kinds := map[string]string{} // by resource
 	answer := func(w http.ResponseWriter, code int, v any) {

@@ -95,23 +95,23 @@ func (f *findings) pool(p *stayputv1alpha1.PodIPPool, now time.Time) {
 
 // recall adds that no addresses are given until all nodes have said which ones they have.
 func (f *findings) recall(ctx context.Context, k client.Client) {
-	var roll stayputv1alpha1.PodIPRoll
-	err := k.Get(ctx, client.ObjectKey{Name: stayputv1alpha1.PodIPRollName}, &roll)
+	var roll stayputv1alpha1.PodIPAudit
+	err := k.Get(ctx, client.ObjectKey{Name: stayputv1alpha1.PodIPAuditName}, &roll)
 	if client.IgnoreNotFound(err) != nil {
-		f.unread(rightTo("get podiprolls", err))
+		f.unread(rightTo("get podipaudits", err))
 		return
 	}
 	if err != nil || !roll.Spec.Recalling {
 		return
 	}
 	names, err := objects(ctx, k, "Node")
-	var answers stayputv1alpha1.PodIPAnswerList
+	var answers stayputv1alpha1.PodIPReportList
 	if err := errors.Join(err, k.List(ctx, &answers)); err != nil {
 		f.unread(err)
 		return
 	}
 	names = slices.DeleteFunc(names, func(node string) bool {
-		return slices.ContainsFunc(answers.Items, func(a stayputv1alpha1.PodIPAnswer) bool {
+		return slices.ContainsFunc(answers.Items, func(a stayputv1alpha1.PodIPReport) bool {
 			return a.Name == node && a.Spec.Round >= roll.Spec.Epoch
 		})
 	})

@@ -100,11 +100,11 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 
 func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 	invalid := condition(stayputv1alpha1.ConditionReady, metav1.ConditionFalse, "Invalid", "spec.subnet: no")
-	recalling := &stayputv1alpha1.PodIPRoll{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName},
-		Spec: stayputv1alpha1.PodIPRollSpec{Round: 9, Epoch: 7, Recalling: true}}
-	answer := func(node string, round int64) *stayputv1alpha1.PodIPAnswer {
-		return &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPAnswerSpec{Round: round}}
+	recalling := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
+		Spec: stayputv1alpha1.PodIPAuditSpec{Round: 9, Epoch: 7, Recalling: true}}
+	answer := func(node string, round int64) *stayputv1alpha1.PodIPReport {
+		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
+			Spec: stayputv1alpha1.PodIPReportSpec{Round: round}}
 	}
 	node := func(name string) *corev1.Node { n := aNode(name); return &n }
 	for name, test := range map[string]struct {

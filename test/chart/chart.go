@@ -83,7 +83,7 @@ var definitionFiles = map[string]struct {
 	"persistentpodstates.yaml": {theirsHead, []string{persistentPodStates}},
 	"spiderippools.yaml":       {spiderIPPoolsHead, []string{spiderIPPools}},
 	"pools-crds.yaml": {poolsCRDsHead, []string{
-		"podippools.stayput.io", "podips.stayput.io", "podiprolls.stayput.io", "podipanswers.stayput.io",
+		"podippools.stayput.io", "podips.stayput.io", "podipaudits.stayput.io", "podipreports.stayput.io",
 	}},
 }
 

@@ -125,7 +125,7 @@ var bothDefinitions = []string{
 }
 
 var definitionsOfPools = []string{
-	"podipanswers.stayput.io", "podippools.stayput.io", "podiprolls.stayput.io", "podips.stayput.io",
+	"podipaudits.stayput.io", "podippools.stayput.io", "podipreports.stayput.io", "podips.stayput.io",
 }
 
 // andPools adds the definitions of pools to names of objects.

@@ -38,15 +38,15 @@ const (
 	secretKind = "Secret.v1."
 	poolKind   = "PodIPPool.v1alpha1.stayput.io"
 	podIPKind  = "PodIP.v1alpha1.stayput.io"
-	rollKind   = "PodIPRoll.v1alpha1.stayput.io"
-	answerKind = "PodIPAnswer.v1alpha1.stayput.io"
+	auditKind   = "PodIPAudit.v1alpha1.stayput.io"
+	reportKind = "PodIPReport.v1alpha1.stayput.io"
 	stsKind    = "StatefulSet.v1.apps"
 	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
 		"spec: {containers: [{name: c, image: i}]}"
 	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: web-2.%[1]s}\n" +
 		"spec: {nodeName: %[1]s, podName: web-2, retention: 10m%[2]s}\nstatus: {phase: Bound}"
 	newBinding = `{apiVersion: v1, kind: Binding, metadata: {name: %s, annotations: {%s}}, target: {kind: Node, name: node-1}}`
-	newAnswer  = `{apiVersion: stayput.io/v1alpha1, kind: PodIPAnswer, metadata: {name: %s}, spec: {round: 1}}`
+	newReport  = `{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: %s}, spec: {round: 1}}`
 	// told are addresses by annotation.
 	told = `stayput.io/addresses: "[{}]"`
 )
@@ -420,21 +420,21 @@ var attempts = func() []attempt {
 		{"an agent says when an address becomes free", asAgent,
 			reports("10.6.168.102", `phase: Retained, podUID: two, nodeName: node-1, expires: never`),
 			"may not write status.expires"},
-		{"an agent answers", asAgent, merge(answerKind, "node-1", `{spec: {round: 2}}`), ""},
-		{"an agent applies its answer", asAgent, patch(answerKind, "node-1", types.ApplyPatchType,
-			`{apiVersion: stayput.io/v1alpha1, kind: PodIPAnswer, metadata: {name: node-1, ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}, spec: {round: 2}}`), ""},
-		{"an agent answers for another node", asAgent, merge(answerKind, "node-2", `{spec: {round: 2}}`),
-			"the agent of node node-1 may not write the PodIPAnswer node-2"},
-		{"an agent answers for a node that has not answered", asAgent, create(fmt.Sprintf(newAnswer, "node-3")),
-			"the agent of node node-1 may not write the PodIPAnswer node-3"},
+		{"an agent answers", asAgent, merge(reportKind, "node-1", `{spec: {round: 2}}`), ""},
+		{"an agent applies its answer", asAgent, patch(reportKind, "node-1", types.ApplyPatchType,
+			`{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: node-1, ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}, spec: {round: 2}}`), ""},
+		{"an agent answers for another node", asAgent, merge(reportKind, "node-2", `{spec: {round: 2}}`),
+			"the agent of node node-1 may not write the PodIPReport node-2"},
+		{"an agent answers for a node that has not answered", asAgent, create(fmt.Sprintf(newReport, "node-3")),
+			"the agent of node node-1 may not write the PodIPReport node-3"},
 		{"an agent adds a finalizer to its answer", asAgent,
-			merge(answerKind, "node-1", `{metadata: {finalizers: [example.com/x]}}`), "may not write finalizers and labels"},
+			merge(reportKind, "node-1", `{metadata: {finalizers: [example.com/x]}}`), "may not write finalizers and labels"},
 		{"an agent labels its answer", asAgent,
-			merge(answerKind, "node-1", `{metadata: {labels: {a: b}}}`), "may not write finalizers and labels"},
-		{"an agent names another owner of its answer", asAgent, merge(answerKind, "node-1",
+			merge(reportKind, "node-1", `{metadata: {labels: {a: b}}}`), "may not write finalizers and labels"},
+		{"an agent names another owner of its answer", asAgent, merge(reportKind, "node-1",
 			`{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: node-2, uid: u}]}}`),
 			"may name no other owner than its node"},
-		{"a token without a node answers", asStray, merge(answerKind, "node-1", `{spec: {round: 2}}`), "names no node"},
+		{"a token without a node answers", asStray, merge(reportKind, "node-1", `{spec: {round: 2}}`), "names no node"},
 		{"a token without a node says that a pod is gone", asStray,
 			reports("10.6.168.102", "phase: Retained, podUID: two"), "names no node"},
 

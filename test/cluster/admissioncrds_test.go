@@ -122,8 +122,8 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a PodIP whose node has no prefix", "status.podCIDR: expected a CIDR",
 			merge(podIPKind, "10.8.168.102", `{status: {podCIDR: 10.244.2.1}}`, "status")},
 		{"a PodIP changes its pool", "spec.pool is immutable", merge(podIPKind, "10.6.168.101", `{spec: {pool: green}}`)},
-		{"a second PodIPRoll", "metadata.name: expected cluster",
-			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPRoll, metadata: {name: other}, spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}}`)},
+		{"a second PodIPAudit", "metadata.name: expected cluster",
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPAudit, metadata: {name: other}, spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}}`)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := c.do(testContext(t), g, g.admin)
@@ -268,7 +268,7 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 		"persistentpodstates.spec.persistentPodAnnotations.key",
 		"persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
 		"podippools.spec.addresses", "podippools.status.addresses.free", "podips.spec.quarantine.reason",
-		"podips.status.phase", "podips.status.podCIDR", "podiprolls.spec.mark", "podipanswers.spec.held.address",
+		"podips.status.phase", "podips.status.podCIDR", "podipaudits.spec.mark", "podipreports.spec.held.address",
 	} {
 		text := kubectl(t, g.c, "explain", field)
 		if !strings.Contains(text, "DESCRIPTION:") || strings.Contains(text, "<empty>") {

@@ -42,7 +42,7 @@ var mayWrite = map[string]map[string][2]string{
 	"agent": {
 		"retainedips stayput.io":   {"create delete patch", "fields"},
 		"podips/status stayput.io": {"patch", "fields"},
-		"podipanswers stayput.io":  {"create patch", "fields"},
+		"podipreports stayput.io":  {"create patch", "fields"},
 		"events events.k8s.io":     {"create", "nothing"},
 	},
 	"controller": {
@@ -58,7 +58,7 @@ var mayWrite = map[string]map[string][2]string{
 		"podippools/status stayput.io":                  {"patch", "fields"},
 		"podips stayput.io":                             {"create delete patch update", "fields"},
 		"podips/status stayput.io":                      {"patch", "fields"},
-		"podiprolls stayput.io":                         {"create update", "fields"},
+		"podipaudits stayput.io":                        {"create update", "fields"},
 		"placements stayput.io":                         {"gate", "nothing"}, // no such resource exists
 		"spiderippools spiderpool.spidernet.io":         {"patch", "a policy"},
 		"spiderippools/status spiderpool.spidernet.io":  {"patch", "nothing"},
@@ -251,7 +251,7 @@ var fields = []struct {
 		{"status.conditions.message", "", ""}, {"status.conditions.lastTransitionTime", "", ""},
 		{"status.conditions.observedGeneration", "", ""},
 	}},
-	{rollKind, "cluster", []field{
+	{auditKind, "cluster", []field{
 		{"metadata.labels", `{a: b}`, "controller"},
 		{"metadata.annotations", `{a: b}`, "controller"},
 		{"metadata.finalizers", `[example.com/x]`, "controller"},
@@ -265,7 +265,7 @@ var fields = []struct {
 		{"spec.mark", `"2026-02-01T00:00:00.000000Z"`, "controller"},
 		{"spec.marks", `2`, "controller"},
 	}},
-	{answerKind, "node-1", []field{
+	{reportKind, "node-1", []field{
 		{"metadata.labels", `{a: b}`, ""},
 		{"metadata.annotations", `{a: b}`, "agent"},
 		{"metadata.finalizers", `[example.com/x]`, ""},
@@ -342,7 +342,7 @@ func TestEachChangesTheFieldsThatTheTableSaysAndNoOthers(t *testing.T) {
 			for who, as := range writers {
 				want := slices.Contains(strings.Fields(f.writers), who)
 				do := merge(of.kind, of.name, change, by...)
-				if of.kind == rollKind && len(by) == 0 {
+				if of.kind == auditKind && len(by) == 0 {
 					do = replace(of.kind, of.name, change)
 				}
 				after, err := do(testContext(t), g, as(g))

@@ -328,17 +328,17 @@ metadata: {name: 10.8.168.102}
 spec: {pool: far, mode: Routed, namespace: guarded, podName: far-2, podUID: away, interface: eth0}
 ---
 apiVersion: stayput.io/v1alpha1
-kind: PodIPRoll
+kind: PodIPAudit
 metadata: {name: cluster}
 spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}
 ---
 apiVersion: stayput.io/v1alpha1
-kind: PodIPAnswer
+kind: PodIPReport
 metadata: {name: node-1}
 spec: {round: 1}
 ---
 apiVersion: stayput.io/v1alpha1
-kind: PodIPAnswer
+kind: PodIPReport
 metadata: {name: node-2}
 spec: {round: 1}
 ---

@@ -22,7 +22,7 @@ func held(t *testing.T, c *lab.Cluster) string {
 		`jsonpath={range .items[?(@.metadata.finalizers)]}{.kind}/{.metadata.name} {end}`)
 }
 
-const poolKinds = "podippools.stayput.io podips.stayput.io podiprolls.stayput.io podipanswers.stayput.io"
+const poolKinds = "podippools.stayput.io podips.stayput.io podipaudits.stayput.io podipreports.stayput.io"
 
 // noDefinitionsOfPools waits until none is left.
 func noDefinitionsOfPools(t *testing.T, c *lab.Cluster) {

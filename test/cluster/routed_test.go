@@ -215,7 +215,7 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	says := func(what string) {
 		t.Helper()
 		until(t, n.Name+" to say that it cannot route: "+what, func(context.Context) bool {
-			is := kubectl(t, c, "get", "podipanswer", n.Name, "-o", "jsonpath={.spec.cannotRoute}")
+			is := kubectl(t, c, "get", "podipreport", n.Name, "-o", "jsonpath={.spec.cannotRoute}")
 			return what == "" && is == "" || what != "" && strings.Contains(is, what)
 		})
 	}

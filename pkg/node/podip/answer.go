@@ -31,11 +31,11 @@ const (
 	// answerAgain is how often an agent looks whether an answer that a controller still waits for is there: it is deleted
 	// with its Node.
 	answerAgain = 5 * time.Minute
-	// mostWhy is the longest PodIPAnswer.spec.cannotRoute, in characters.
+	// mostWhy is the longest PodIPReport.spec.cannotRoute, in characters.
 	mostWhy = 1024
 )
 
-// answerer follows the PodIPRoll, and answers its rounds for the node. An answer is what the node has, seen after all
+// answerer follows the PodIPAudit, and answers its rounds for the node. An answer is what the node has, seen after all
 // pods were listed in the epoch of the roll, and after those that were asked for were barred. mu is held for the fields
 // below it, and no other lock is taken meanwhile.
 type answerer struct {
@@ -51,7 +51,7 @@ type answerer struct {
 	now      wake.Signal // there may be something to answer
 
 	mu   sync.Mutex
-	roll *v1alpha1.PodIPRoll // nil if there is none, or it is not known
+	roll *v1alpha1.PodIPAudit // nil if there is none, or it is not known
 	// cannotRoute is why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
 	cannotRoute *string
 	// answered is the round that this node has answered, 0 if it is not known, and when it was found out; saidCannot is
@@ -89,10 +89,10 @@ func (n *answerer) setCannotRoute(why string) {
 	}
 }
 
-// followRoll follows the PodIPRoll until ctx is done.
+// followRoll follows the PodIPAudit until ctx is done.
 func (n *answerer) followRoll(ctx context.Context) {
 	loop := apiwatch.Loop{
-		What: "the PodIPRoll", List: n.listRoll, Watch: n.api.WatchRoll, Event: n.rollEvent,
+		What: "the PodIPAudit", List: n.listRoll, Watch: n.api.WatchRoll, Event: n.rollEvent,
 		Note: func(err error) { n.troubles.note("roll", err) },
 	}
 	loop.Run(ctx)
@@ -111,9 +111,9 @@ func (n *answerer) listRoll(ctx context.Context, c apiwatch.Cycle) (version stri
 }
 
 func (n *answerer) rollEvent(e watch.Event) error {
-	roll, ok := e.Object.(*v1alpha1.PodIPRoll)
+	roll, ok := e.Object.(*v1alpha1.PodIPAudit)
 	switch {
-	case !ok || roll.Name != v1alpha1.PodIPRollName:
+	case !ok || roll.Name != v1alpha1.PodIPAuditName:
 	case e.Type == watch.Deleted:
 		n.setRoll(nil)
 	default:
@@ -123,7 +123,7 @@ func (n *answerer) rollEvent(e watch.Event) error {
 }
 
 // setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.
-func (n *answerer) setRoll(roll *v1alpha1.PodIPRoll) {
+func (n *answerer) setRoll(roll *v1alpha1.PodIPAudit) {
 	n.mu.Lock()
 	was := n.roll
 	n.roll = roll
@@ -162,7 +162,7 @@ func (n *answerer) run(ctx context.Context) {
 }
 
 // owed returns the roll if its round is to be answered, nil if it was, and what is known of cannotRoute.
-func (n *answerer) owed() (roll *v1alpha1.PodIPRoll, cannotRoute *string) {
+func (n *answerer) owed() (roll *v1alpha1.PodIPAudit, cannotRoute *string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.roll == nil {
@@ -231,7 +231,7 @@ func (n *answerer) answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer := &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: round, Held: held, CannotRoute: *cannot}}
+	answer := &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: round, Held: held, CannotRoute: *cannot}}
 	answer.OwnerReferences = []metav1.OwnerReference{ownerOf(n.node, node)}
 	if err := n.api.Say(ctx, answer); err != nil {
 		return err
@@ -286,7 +286,7 @@ func (n *answerer) noteAnswered(round int64, cannotRoute string) {
 	}
 }
 
-func rollOf(o *v1alpha1.PodIPRoll) pool.Roll {
+func rollOf(o *v1alpha1.PodIPAudit) pool.Roll {
 	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
 		Term: o.Spec.Term, Mark: o.Spec.Mark.Time, Asked: map[pool.UID]int64{}}
 	for _, q := range o.Spec.Asked {

@@ -67,12 +67,12 @@ type api interface {
 	PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error)
 	// Report applies the status of a PodIP, bound to its UID and version.
 	Report(ctx context.Context, ip *v1alpha1.PodIP) error
-	Roll(ctx context.Context) (roll *v1alpha1.PodIPRoll, version string, err error)
+	Roll(ctx context.Context) (roll *v1alpha1.PodIPAudit, version string, err error)
 	WatchRoll(ctx context.Context, version string) (watch.Interface, error)
 	// Answer returns the answer of this node.
-	Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error)
+	Answer(ctx context.Context) (*v1alpha1.PodIPReport, error)
 	// Say applies the answer of this node.
-	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
+	Say(ctx context.Context, answer *v1alpha1.PodIPReport) error
 	// Node returns the UID of this node, empty if it does not exist.
 	Node(ctx context.Context) (types.UID, error)
 	// Routed calls each for all PodIPs of mode Routed, of all nodes. After an error they were not all. Of a PodIP it and
@@ -236,16 +236,16 @@ func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]a
 }
 
 func rollSelector() string {
-	return fields.OneTermEqualSelector(metav1.ObjectNameField, v1alpha1.PodIPRollName).String()
+	return fields.OneTermEqualSelector(metav1.ObjectNameField, v1alpha1.PodIPAuditName).String()
 }
 
-func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPRoll, string, error) {
-	list := &v1alpha1.PodIPRollList{}
-	if err := s.list(ctx, s.client.Get().Resource("podiprolls"), rollSelector(), list); err != nil {
-		return nil, "", fmt.Errorf("reading the PodIPRoll: %w", err)
+func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPAudit, string, error) {
+	list := &v1alpha1.PodIPAuditList{}
+	if err := s.list(ctx, s.client.Get().Resource("podipaudits"), rollSelector(), list); err != nil {
+		return nil, "", fmt.Errorf("reading the PodIPAudit: %w", err)
 	}
 	for i := range list.Items {
-		if list.Items[i].Name == v1alpha1.PodIPRollName {
+		if list.Items[i].Name == v1alpha1.PodIPAuditName {
 			return &list.Items[i], list.ResourceVersion, nil
 		}
 	}
@@ -253,18 +253,18 @@ func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPRoll, string, error) 
 }
 
 func (s *server) WatchRoll(ctx context.Context, version string) (watch.Interface, error) {
-	w, err := s.watch(ctx, s.client.Get().Resource("podiprolls"), rollSelector(), version)
+	w, err := s.watch(ctx, s.client.Get().Resource("podipaudits"), rollSelector(), version)
 	if err != nil {
-		return nil, fmt.Errorf("watching the PodIPRoll: %w", err)
+		return nil, fmt.Errorf("watching the PodIPAudit: %w", err)
 	}
 	return w, nil
 }
 
-func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error) {
-	a := &v1alpha1.PodIPAnswer{}
-	there, err := s.get(ctx, s.client.Get().Resource("podipanswers").Name(s.node), "podipanswers", a)
+func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPReport, error) {
+	a := &v1alpha1.PodIPReport{}
+	there, err := s.get(ctx, s.client.Get().Resource("podipreports").Name(s.node), "podipreports", a)
 	if err != nil {
-		return nil, fmt.Errorf("reading the PodIPAnswer of the node: %w", err)
+		return nil, fmt.Errorf("reading the PodIPReport of the node: %w", err)
 	}
 	if !there {
 		return nil, nil
@@ -272,14 +272,14 @@ func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error) {
 	return a, nil
 }
 
-func (s *server) Say(ctx context.Context, a *v1alpha1.PodIPAnswer) error {
-	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podipanswers").Name(s.node), map[string]any{
-		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPAnswer",
+func (s *server) Say(ctx context.Context, a *v1alpha1.PodIPReport) error {
+	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podipreports").Name(s.node), map[string]any{
+		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPReport",
 		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},
 		"spec":     a.Spec,
 	})
 	if err != nil {
-		return fmt.Errorf("writing the PodIPAnswer of the node: %w", err)
+		return fmt.Errorf("writing the PodIPReport of the node: %w", err)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 			"annotations":{"stayput.io/addresses":"[]","example.com/notes":"long"},"labels":{"app":"web"},
 			"managedFields":[{"manager":"kubectl"}]},"spec":{"nodeName":"n1","containers":[{"name":"a"}]},
 			"status":{"phase":"Failed"}}]}`,
-		"GET /apis/stayput.io/v1alpha1/podiprolls": `{"kind":"PodIPRollList","apiVersion":"stayput.io/v1alpha1",
+		"GET /apis/stayput.io/v1alpha1/podipaudits": `{"kind":"PodIPAuditList","apiVersion":"stayput.io/v1alpha1",
 			"metadata":{"resourceVersion":"8"},"items":[{"metadata":{"name":"cluster"},"spec":{"round":3,"mark":null}}]}`,
 		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.1": `{"kind":"PodIP","apiVersion":"stayput.io/v1alpha1",
 			"metadata":{"name":"10.6.0.1","uid":"x","resourceVersion":"9"},"spec":{"podUID":"u"}}`,
@@ -101,7 +101,7 @@ func TestOnlyTheAPIServersWordMeansThatThereIsNone(t *testing.T) {
 	c, _ := serve(t, map[string]string{
 		"GET /api/v1/namespaces/default/pods/web-0":     missing("pods", "web-0"),
 		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.1": missing("podips", "10.6.0.1"),
-		"GET /apis/stayput.io/v1alpha1/podipanswers/n1": missing("podipanswers", "n1"),
+		"GET /apis/stayput.io/v1alpha1/podipreports/n1": missing("podipreports", "n1"),
 		"GET /api/v1/nodes/n1":                          missing("nodes", "n1"),
 		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.2": missing("namespaces", "x"),
 		"GET /api/v1/namespaces/default/pods/y":         missing("namespaces", "default"),
@@ -193,7 +193,7 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	c, got := serve(t, map[string]string{
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{}`,
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.2/status": missing("podips", "10.6.0.2"),
-		"PATCH /apis/stayput.io/v1alpha1/podipanswers/n1":        `{}`,
+		"PATCH /apis/stayput.io/v1alpha1/podipreports/n1":        `{}`,
 	})
 	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.0.1", UID: "x", ResourceVersion: "9"}}
 	since := metav1.Now()
@@ -203,7 +203,7 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	if err := c.Report(t.Context(), ip); !apierrors.IsNotFound(err) {
 		t.Errorf("a PodIP that is gone: %v", err)
 	}
-	check(t, c.Say(t.Context(), &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: 5}}))
+	check(t, c.Say(t.Context(), &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: 5}}))
 	_, query, _ := strings.Cut((*got)[0], "?")
 	query, body, _ := strings.Cut(query, " ")
 	if query != "fieldManager=stayput-agent&force=true" {

@@ -18,7 +18,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
-// listing is whether all pods of the node are known, since the epoch that the PodIPRoll asks for was begun. Its methods
+// listing is whether all pods of the node are known, since the epoch that the PodIPAudit asks for was begun. Its methods
 // may be called with any lock held.
 type listing struct {
 	mu       sync.Mutex
@@ -187,7 +187,7 @@ func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, e
 	}
 	f.pods.keepFiles(files)
 	if err := ledger.BeginEpoch(f.ledgers, begun, lost); err != nil {
-		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", begun, err)
+		return 0, fmt.Errorf("beginning the epoch %d of the PodIPAudit: %w", begun, err)
 	}
 	if wiped {
 		f.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",

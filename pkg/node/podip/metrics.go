@@ -16,7 +16,7 @@ type metrics struct {
 
 // The words of the label part: what failed.
 const (
-	partWatch  = "watch"  // of pods, PodIPs, or of the PodIPRoll
+	partWatch  = "watch"  // of pods, PodIPs, or of the PodIPAudit
 	partPod    = "pod"    // to check a pod: to read or write its PodIPs, to bar it, to find out whether it is there
 	partAnswer = "answer" // to answer what all nodes are asked
 	partBooks  = "books"  // to look through the node's own books

@@ -27,7 +27,7 @@
 //	discover.go discoverer: pods that no watch brings
 //	check.go    checker: what is done about a pod that is due
 //	report.go   what is reported of it
-//	answer.go   answerer: the PodIPRoll, and the node's answers
+//	answer.go   answerer: the PodIPAudit, and the node's answers
 //	routed.go   router: where routed addresses are, for package route
 //	sight.go    machine: what is on the node
 //	trouble.go  troubles: what does not work

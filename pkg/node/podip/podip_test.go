@@ -1009,9 +1009,9 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	}
 }
 
-func roll(round, epoch int64, asked ...string) *v1alpha1.PodIPRoll {
-	r := &v1alpha1.PodIPRoll{}
-	r.Spec = v1alpha1.PodIPRollSpec{Round: round, Epoch: epoch, Term: epoch, Recalling: round == epoch}
+func roll(round, epoch int64, asked ...string) *v1alpha1.PodIPAudit {
+	r := &v1alpha1.PodIPAudit{}
+	r.Spec = v1alpha1.PodIPAuditSpec{Round: round, Epoch: epoch, Term: epoch, Recalling: round == epoch}
 	for _, a := range asked {
 		r.Spec.Asked = append(r.Spec.Asked, v1alpha1.PodIPQuestion{About: a, Round: round})
 	}

@@ -64,8 +64,8 @@ type cluster struct {
 	failIP   error // of those for PodIPs
 	pods     map[string]*Pod
 	ips      map[string]*v1alpha1.PodIP
-	roll     *v1alpha1.PodIPRoll
-	answer   *v1alpha1.PodIPAnswer
+	roll     *v1alpha1.PodIPAudit
+	answer   *v1alpha1.PodIPReport
 	node     types.UID
 	off      bool // by the taint
 	byCloud  bool // has the routes
@@ -187,19 +187,19 @@ func (c *cluster) Report(_ context.Context, ip *v1alpha1.PodIP) error {
 	return nil
 }
 
-func (c *cluster) Roll(context.Context) (*v1alpha1.PodIPRoll, string, error) {
+func (c *cluster) Roll(context.Context) (*v1alpha1.PodIPAudit, string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return copyOf(c.roll), strconv.Itoa(c.version), c.ask("list roll")
 }
 
-func (c *cluster) Answer(context.Context) (*v1alpha1.PodIPAnswer, error) {
+func (c *cluster) Answer(context.Context) (*v1alpha1.PodIPReport, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return copyOf(c.answer), c.ask("get answer")
 }
 
-func (c *cluster) Say(_ context.Context, a *v1alpha1.PodIPAnswer) error {
+func (c *cluster) Say(_ context.Context, a *v1alpha1.PodIPReport) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.mayWrite() {
@@ -298,10 +298,10 @@ func (c *cluster) remove(uid string) {
 	c.tell(watch.Deleted, p)
 }
 
-func (c *cluster) putRoll(r *v1alpha1.PodIPRoll) {
+func (c *cluster) putRoll(r *v1alpha1.PodIPAudit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.Name, r.ResourceVersion = v1alpha1.PodIPRollName, c.next()
+	r.Name, r.ResourceVersion = v1alpha1.PodIPAuditName, c.next()
 	c.roll = copyOf(r)
 	for w := range c.rollOf {
 		if !w.IsStopped() {

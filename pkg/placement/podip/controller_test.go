@@ -70,8 +70,8 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 		t.Fatal(err)
 	}
 	a := &api{now: hometest.Noon}
-	roll := &stayputv1alpha1.PodIPRoll{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName},
-		Spec: stayputv1alpha1.PodIPRollSpec{Round: 1, Term: 1, Mark: metav1.NewMicroTime(a.now)}}
+	roll := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
+		Spec: stayputv1alpha1.PodIPAuditSpec{Round: 1, Term: 1, Mark: metav1.NewMicroTime(a.now)}}
 	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{
 		Name: stayputv1alpha1.PolicyAddresses, UID: "policy-1"}}
 	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
@@ -279,7 +279,7 @@ func (c *controlling) begins() {
 func (c *controlling) looks() {
 	c.t.Helper()
 	for i, list := range []client.ObjectList{&stayputv1alpha1.PodIPPoolList{}, &stayputv1alpha1.PodIPList{},
-		&stayputv1alpha1.PodIPAnswerList{}, &corev1.NamespaceList{}, &spiderpoolv2beta1.SpiderIPPoolList{}} {
+		&stayputv1alpha1.PodIPReportList{}, &corev1.NamespaceList{}, &spiderpoolv2beta1.SpiderIPPoolList{}} {
 		if err := c.api.List(c.t.Context(), list); err != nil {
 			c.t.Fatal(err)
 		}
@@ -1413,10 +1413,10 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
 	c := control(t, a)
 	c.works()
-	var roll stayputv1alpha1.PodIPRoll
+	var roll stayputv1alpha1.PodIPAudit
 	read := func() {
 		t.Helper()
-		if err := a.Get(t.Context(), types.NamespacedName{Name: stayputv1alpha1.PodIPRollName}, &roll); err != nil {
+		if err := a.Get(t.Context(), types.NamespacedName{Name: stayputv1alpha1.PodIPAuditName}, &roll); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -1449,8 +1449,8 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 		t.Errorf("said %q", notes)
 	}
 	read()
-	answer := &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec: stayputv1alpha1.PodIPAnswerSpec{Round: roll.Spec.Round, Held: []stayputv1alpha1.PodIPHeld{{
+	answer := &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec: stayputv1alpha1.PodIPReportSpec{Round: roll.Spec.Round, Held: []stayputv1alpha1.PodIPHeld{{
 			Address: "10.6.168.101", PodUID: "forgotten", Namespace: "default", PodName: "db-0", Pool: "blue",
 			Mode: stayputv1alpha1.ModeL2, Interface: "eth0"}}}}
 	if err := a.WithWatch.Create(t.Context(), answer); err != nil {
@@ -1511,8 +1511,8 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("an operator says that none is to run on node-2", "node-1")
-	if err := a.WithWatch.Create(t.Context(), &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: "node-2"},
-		Spec: stayputv1alpha1.PodIPAnswerSpec{Round: 1}}); err != nil {
+	if err := a.WithWatch.Create(t.Context(), &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-2"},
+		Spec: stayputv1alpha1.PodIPReportSpec{Round: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	expect("one ran there", "node-1", "node-2")
@@ -1603,9 +1603,9 @@ func TestAPodIsToldThatItsAddressIsRouted(t *testing.T) {
 
 func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 	const why = "10-lan.conflist: type: expected bridge or ptp"
-	cannot := func(node, why string) *stayputv1alpha1.PodIPAnswer {
-		return &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPAnswerSpec{Round: 1, CannotRoute: why}}
+	cannot := func(node, why string) *stayputv1alpha1.PodIPReport {
+		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
+			Spec: stayputv1alpha1.PodIPReportSpec{Round: 1, CannotRoute: why}}
 	}
 	other := cannot("node-2", why)
 	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), asking("web-0", "far"),

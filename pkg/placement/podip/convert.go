@@ -183,7 +183,7 @@ func selects(agents *corev1.Pod, node *corev1.Node) bool {
 	return match || err != nil
 }
 
-func answerOf(o *stayputv1alpha1.PodIPAnswer, longest time.Duration) pool.Answer {
+func answerOf(o *stayputv1alpha1.PodIPReport, longest time.Duration) pool.Answer {
 	a := pool.Answer{Node: o.Name, Round: o.Spec.Round, CannotRoute: o.Spec.CannotRoute}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
@@ -200,7 +200,7 @@ func answerOf(o *stayputv1alpha1.PodIPAnswer, longest time.Duration) pool.Answer
 	return a
 }
 
-func rollOf(o *stayputv1alpha1.PodIPRoll) pool.Roll {
+func rollOf(o *stayputv1alpha1.PodIPAudit) pool.Roll {
 	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
 		Term: o.Spec.Term, Mark: o.Spec.Mark.Time, Marks: o.Spec.Marks}
 	for _, q := range o.Spec.Asked {
@@ -212,10 +212,10 @@ func rollOf(o *stayputv1alpha1.PodIPRoll) pool.Roll {
 	return r
 }
 
-func rollObject(r pool.Roll) *stayputv1alpha1.PodIPRoll {
-	o := &stayputv1alpha1.PodIPRoll{
-		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName, ResourceVersion: r.Version},
-		Spec: stayputv1alpha1.PodIPRollSpec{Round: r.Round, Epoch: r.Epoch, Recalling: r.Recalling, Term: r.Term,
+func rollObject(r pool.Roll) *stayputv1alpha1.PodIPAudit {
+	o := &stayputv1alpha1.PodIPAudit{
+		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName, ResourceVersion: r.Version},
+		Spec: stayputv1alpha1.PodIPAuditSpec{Round: r.Round, Epoch: r.Epoch, Recalling: r.Recalling, Term: r.Term,
 			Mark: metav1.NewMicroTime(r.Mark), Marks: r.Marks},
 	}
 	for _, about := range slices.Sorted(maps.Keys(r.Asked)) {

@@ -158,7 +158,7 @@ func (c *follower) answers(s *session) *feed {
 	names := map[string]bool{}
 	return &feed{c: c.state,
 		set: func(o client.Object) {
-			was, is := s.book.Answer(o.GetName()), answerOf(o.(*stayputv1alpha1.PodIPAnswer), c.longest)
+			was, is := s.book.Answer(o.GetName()), answerOf(o.(*stayputv1alpha1.PodIPReport), c.longest)
 			s.book.SetAnswer(is)
 			s.wakeSilentLocked()
 			if s.ready && (!names[is.Node] || was.CannotRoute != is.CannotRoute) {

@@ -131,7 +131,7 @@ func (c *follower) serve(ctx context.Context) error {
 		*feed
 	}{
 		{&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPList{}, c.addresses(s)},
-		{&stayputv1alpha1.PodIPAnswer{}, &stayputv1alpha1.PodIPAnswerList{}, c.answers(s)},
+		{&stayputv1alpha1.PodIPReport{}, &stayputv1alpha1.PodIPReportList{}, c.answers(s)},
 		{metadata("Namespace"), metadataList("Namespace"), c.ofNamespaces(s)},
 	} {
 		f.synced = make(chan struct{})
@@ -182,7 +182,7 @@ func (c *follower) serve(ctx context.Context) error {
 		case <-tick.C:
 		}
 		if err := c.mark(ctx, s); err != nil && !Changed(err) {
-			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPRoll")
+			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPAudit")
 		}
 		c.findAgents(ctx, s)
 		c.sweep(s)
@@ -224,7 +224,7 @@ func (c *follower) begin(ctx context.Context) (*session, error) {
 	c.mu.Unlock()
 	next, err := c.writeRoll(ctx, pool.Lead(live, seen, c.now().Truncate(time.Microsecond)))
 	if err != nil {
-		return nil, fmt.Errorf("marking the PodIPRoll: %w", err)
+		return nil, fmt.Errorf("marking the PodIPAudit: %w", err)
 	}
 	s := &session{
 		book: pool.NewBook(next), invalid: map[pool.UID]error{}, blocked: map[pool.UID][]netip.Addr{},

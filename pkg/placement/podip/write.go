@@ -112,7 +112,7 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 	case pool.WriteRoll:
 		r, err := c.writeRoll(ctx, w.Roll)
 		if err != nil {
-			return fmt.Errorf("writing the PodIPRoll: %w", err)
+			return fmt.Errorf("writing the PodIPAudit: %w", err)
 		}
 		s.setRoll(r)
 	default:
@@ -294,13 +294,13 @@ func (c *writer) setFinalizer(ctx context.Context, o client.Object, on bool) err
 
 // roll reads the roll past the cache; without a Version there is none.
 func (c *writer) roll(ctx context.Context) (pool.Roll, error) {
-	o := &stayputv1alpha1.PodIPRoll{}
-	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPRollName}, o)
+	o := &stayputv1alpha1.PodIPAudit{}
+	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPAuditName}, o)
 	if apierrors.IsNotFound(err) {
 		return pool.Roll{}, nil
 	}
 	if err != nil {
-		return pool.Roll{}, fmt.Errorf("reading the PodIPRoll: %w", err)
+		return pool.Roll{}, fmt.Errorf("reading the PodIPAudit: %w", err)
 	}
 	return rollOf(o), nil
 }

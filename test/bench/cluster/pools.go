@@ -49,7 +49,7 @@ func (w *world) makePool(
 	}
 	return until(ctx, "the pool to be Ready", func() (bool, error) {
 		err := w.client.Get(ctx, client.ObjectKeyFromObject(pool), pool)
-		var roll stayputv1alpha1.PodIPRollList
+		var roll stayputv1alpha1.PodIPAuditList
 		if err == nil {
 			err = w.client.List(ctx, &roll)
 		}

@@ -1,4 +1,4 @@
-// Package v1alpha1 is the API group stayput.io: the objects RetainedIP, PodIPPool, PodIP, PodIPRoll and PodIPAnswer,
+// Package v1alpha1 is the API group stayput.io: the objects RetainedIP, PodIPPool, PodIP, PodIPAudit and PodIPReport,
 // and the annotations, labels and the scheduling gate that people and programs put on other objects.
 //
 // +kubebuilder:object:generate=true

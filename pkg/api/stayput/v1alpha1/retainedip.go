@@ -12,8 +12,8 @@ var SchemeGroupVersion = schema.GroupVersion{Group: "stayput.io", Version: "v1al
 // AddToScheme registers the objects of this package with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(SchemeGroupVersion, &RetainedIP{}, &RetainedIPList{}, &PodIPPool{}, &PodIPPoolList{},
-		&PodIP{}, &PodIPList{}, &PodIPRoll{}, &PodIPRollList{},
-		&PodIPAnswer{}, &PodIPAnswerList{})
+		&PodIP{}, &PodIPList{}, &PodIPAudit{}, &PodIPAuditList{},
+		&PodIPReport{}, &PodIPReportList{})
 	metav1.AddToGroupVersion(s, SchemeGroupVersion)
 	return nil
 }

@@ -2,31 +2,33 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// PodIPRoll is what all nodes are asked about the addresses of pools, and how the controller notices that the API
+// PodIPAudit is what all nodes are asked about the addresses of pools, and how the controller notices that the API
 // server was restored from a backup. There is one, of the name cluster. Only the controller writes it.
+//
+// It is internal: what the controller tells the agents, and may change in any version.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:ac:generate=false
-// +kubebuilder:resource:path=podiprolls,scope=Cluster
+// +kubebuilder:resource:path=podipaudits,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
 // +kubebuilder:printcolumn:name="Recalling",type=boolean,JSONPath=`.spec.recalling`
 // +kubebuilder:printcolumn:name="Mark",type=string,JSONPath=`.spec.mark`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="metadata.name: expected cluster"
-type PodIPRoll struct {
+type PodIPAudit struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec PodIPRollSpec `json:"spec"`
+	Spec PodIPAuditSpec `json:"spec"`
 }
 
-// PodIPRollName is the name of the only PodIPRoll.
-const PodIPRollName = "cluster"
+// PodIPAuditName is the name of the only PodIPAudit.
+const PodIPAuditName = "cluster"
 
-// PodIPRollSpec is what nodes are asked. Rounds are times in nanoseconds since 1970.
-type PodIPRollSpec struct {
-	// round is that of the last question. Each node answers it in its PodIPAnswer.
+// PodIPAuditSpec is what nodes are asked. Rounds are times in nanoseconds since 1970.
+type PodIPAuditSpec struct {
+	// round is that of the last question. Each node answers it in its PodIPReport.
 	Round int64 `json:"round"`
 
 	// asked are the pods and addresses in question.
@@ -66,33 +68,35 @@ type PodIPQuestion struct {
 	Round int64 `json:"round"`
 }
 
-// PodIPRollList is a list of PodIPRoll.
+// PodIPAuditList is a list of PodIPAudit.
 //
 // +kubebuilder:object:root=true
-type PodIPRollList struct {
+type PodIPAuditList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	Items           []PodIPRoll `json:"items"`
+	Items           []PodIPAudit `json:"items"`
 }
 
-// PodIPAnswer is what a node says to a round of the PodIPRoll. Its name is the node's, and it is owned by the Node.
+// PodIPReport is what a node says to a round of the PodIPAudit. Its name is the node's, and it is owned by the Node.
 // Only the node's agent writes it.
+//
+// It is internal: what an agent tells the controller, and may change in any version.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:ac:generate=false
-// +kubebuilder:resource:path=podipanswers,scope=Cluster
+// +kubebuilder:resource:path=podipreports,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-type PodIPAnswer struct {
+type PodIPReport struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec PodIPAnswerSpec `json:"spec"`
+	Spec PodIPReportSpec `json:"spec"`
 }
 
-// PodIPAnswerSpec is what a node has.
-type PodIPAnswerSpec struct {
+// PodIPReportSpec is what a node has.
+type PodIPReportSpec struct {
 	// round that is answered. The pods that were asked for and are not held here will never have an address here.
 	Round int64 `json:"round"`
 
@@ -152,11 +156,11 @@ type PodIPHeld struct {
 	WhenDeleted string `json:"whenDeleted,omitempty"`
 }
 
-// PodIPAnswerList is a list of PodIPAnswer.
+// PodIPReportList is a list of PodIPReport.
 //
 // +kubebuilder:object:root=true
-type PodIPAnswerList struct {
+type PodIPReportList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
-	Items           []PodIPAnswer `json:"items"`
+	Items           []PodIPReport `json:"items"`
 }
