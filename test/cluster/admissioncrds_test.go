@@ -257,6 +257,14 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 		!slices.Equal(ips[2][:6], []string{"10.6.168.102", "blue", "guarded", "web-2", "node-1", "Bound"}) {
 		t.Errorf("get pip: %v", ips)
 	}
+	var kinds []string
+	for _, line := range fields("get", "stayput", "-A", "--no-headers", "-o", "custom-columns=:kind") {
+		kinds = append(kinds, line...)
+	}
+	slices.Sort(kinds)
+	if kinds = slices.Compact(kinds); !slices.Equal(kinds, []string{"PodIP", "PodIPPool", "RetainedIP"}) {
+		t.Errorf("get stayput: %v", kinds)
+	}
 	states := fields("get", "persistentpodstates")
 	if !slices.Equal(states[0], []string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
 		t.Errorf("get persistentpodstates: %v", states)

@@ -14,7 +14,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:ac:generate=false
-// +kubebuilder:resource:path=podips,shortName=pip,scope=Cluster
+// +kubebuilder:resource:path=podips,shortName=pip,categories=stayput,scope=Cluster
 // +kubebuilder:subresource:status
 // +kubebuilder:selectablefield:JSONPath=`.spec.mode`
 // +kubebuilder:selectablefield:JSONPath=`.spec.pool`

@@ -7,7 +7,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:ac:generate=false
-// +kubebuilder:resource:path=podippools,shortName=pippool,scope=Cluster
+// +kubebuilder:resource:path=podippools,shortName=pippool,categories=stayput,scope=Cluster
 // +kubebuilder:subresource:status
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.spec.mode`

@@ -25,7 +25,7 @@ func AddToScheme(s *runtime.Scheme) error {
 // There is one object for each pod and node. It is owned by the Node.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:path=retainedips,shortName=retip,scope=Namespaced
+// +kubebuilder:resource:path=retainedips,shortName=retip,categories=stayput,scope=Namespaced
 // +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
 // +kubebuilder:selectablefield:JSONPath=`.spec.podName`
 // +kubebuilder:selectablefield:JSONPath=`.spec.identity`
