@@ -101,7 +101,7 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 		f.unread(rightTo("get podipaudits", err))
 		return
 	}
-	if err != nil || !roll.Spec.Recalling {
+	if err != nil || roll.Spec.Phase == stayputv1alpha1.PodIPAuditSettled {
 		return
 	}
 	names, err := objects(ctx, k, "Node")
@@ -112,7 +112,7 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 	}
 	names = slices.DeleteFunc(names, func(node string) bool {
 		return slices.ContainsFunc(answers.Items, func(a stayputv1alpha1.PodIPReport) bool {
-			return a.Name == node && a.Spec.Round >= roll.Spec.Epoch
+			return a.Name == node && !a.Spec.Round.Before(roll.Spec.Epoch)
 		})
 	})
 	slices.Sort(names)

@@ -100,11 +100,13 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 
 func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 	invalid := condition(stayputv1alpha1.ConditionReady, metav1.ConditionFalse, "Invalid", "spec.subnet: no")
+	epoch := stayputv1alpha1.RoundTime(7000)
 	recalling := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
-		Spec: stayputv1alpha1.PodIPAuditSpec{Round: 9, Epoch: 7, Recalling: true}}
+		Spec: stayputv1alpha1.PodIPAuditSpec{Round: stayputv1alpha1.RoundTime(9000), Epoch: &epoch,
+			Phase: stayputv1alpha1.PodIPAuditRecalling, Mark: metav1.NewMicroTime(noon)}}
 	answer := func(node string, round int64) *stayputv1alpha1.PodIPReport {
 		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPReportSpec{Round: round}}
+			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000 * round)}}
 	}
 	node := func(name string) *corev1.Node { n := aNode(name); return &n }
 	for name, test := range map[string]struct {

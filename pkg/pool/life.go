@@ -187,10 +187,10 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	about := UID(p.Addr.String())
 	asked := b.roll.Asked[about]
 	if since := p.Quarantine.Since; asked <= since.UnixNano() {
-		if now = now.Add(1); now.Before(since) { // by a clock that is ahead
-			now = since.Add(1)
+		if now.Before(since) { // by a clock that is ahead
+			now = since
 		}
-		return Plan{Reason: why, Writes: []Write{b.ask(about, now)}}
+		return Plan{Reason: why, Writes: []Write{b.ask(about, now.Add(time.Microsecond))}}
 	}
 	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent}, why,
 		func(node string) bool { return b.answers[node].Round >= asked || b.apart(p, node) })

@@ -17,7 +17,7 @@ import (
 // have answered no address is given, taken or freed.
 type Roll struct {
 	Version string // empty if it does not exist
-	// Round is that of the last question. It is a time in nanoseconds, so that it is new after a restore, too.
+	// Round is that of the last question. It is a time, see [roundAt], so that it is new after a restore, too.
 	Round int64
 	// Asked are pods of which nothing is known, and the round in which they were asked for first. A node that answers this
 	// round or a later one without naming such a pod will never have it. Asked also has the addresses in quarantine, to
@@ -32,6 +32,12 @@ type Roll struct {
 	// Marks is how often the mark was set.
 	Marks int64
 }
+
+// tick is the distance of a round to the next one: the API server keeps them to a microsecond.
+const tick = int64(time.Microsecond)
+
+// roundAt returns the round of a time: nanoseconds since 1970, of whole microseconds.
+func roundAt(t time.Time) int64 { return t.Truncate(time.Duration(tick)).UnixNano() }
 
 // lost reports whether the API server may have forgotten something: by the clock, or since this roll is older than a
 // roll that was seen before.
@@ -95,7 +101,7 @@ func Lead(live, seen Roll, now time.Time) Roll {
 	lost := live.lost(seen, now)
 	if lost {
 		// No pod that a backup has was created much later, even if this clock is behind.
-		next.Round = max(now.UnixNano(), live.Mark.UnixNano(), live.Round+1, seen.Round+1)
+		next.Round = max(roundAt(now), roundAt(live.Mark), live.Round+tick, seen.Round+tick)
 		next.Epoch, next.Term, next.Recalling = next.Round, next.Round, true
 	}
 	if next.Mark.Before(now) || lost {
@@ -137,7 +143,7 @@ func (b *Book) Stale() bool { return b.stale }
 // ask begins a round, and notes what it is about.
 func (b *Book) ask(about UID, now time.Time) WriteRoll {
 	next := b.roll
-	next.Round = max(now.UnixNano(), next.Round+1)
+	next.Round = max(roundAt(now), next.Round+tick)
 	if next.Asked = maps.Clone(next.Asked); next.Asked == nil {
 		next.Asked = map[UID]int64{}
 	}
@@ -219,7 +225,7 @@ func (b *Book) Recall(now time.Time) Plan {
 	}
 	if plan.Writes == nil {
 		next := b.roll
-		next.Recalling, next.Term = false, max(now.UnixNano(), next.Term+1)
+		next.Recalling, next.Term = false, max(roundAt(now), next.Term+tick)
 		plan.Writes = []Write{WriteRoll{Roll: next, If: all.If}}
 	}
 	return plan

@@ -38,7 +38,7 @@ const (
 	secretKind = "Secret.v1."
 	poolKind   = "PodIPPool.v1alpha1.stayput.io"
 	podIPKind  = "PodIP.v1alpha1.stayput.io"
-	auditKind   = "PodIPAudit.v1alpha1.stayput.io"
+	auditKind  = "PodIPAudit.v1alpha1.stayput.io"
 	reportKind = "PodIPReport.v1alpha1.stayput.io"
 	stsKind    = "StatefulSet.v1.apps"
 	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
@@ -46,7 +46,7 @@ const (
 	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: web-2.%[1]s}\n" +
 		"spec: {nodeName: %[1]s, podName: web-2, retention: 10m%[2]s}\nstatus: {phase: Bound}"
 	newBinding = `{apiVersion: v1, kind: Binding, metadata: {name: %s, annotations: {%s}}, target: {kind: Node, name: node-1}}`
-	newReport  = `{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: %s}, spec: {round: 1}}`
+	newReport  = `{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: %s}, spec: {round: "2026-01-01T00:00:00.000001Z"}}`
 	// told are addresses by annotation.
 	told = `stayput.io/addresses: "[{}]"`
 )
@@ -420,10 +420,10 @@ var attempts = func() []attempt {
 		{"an agent says when an address becomes free", asAgent,
 			reports("10.6.168.102", `phase: Retained, podUID: two, nodeName: node-1, expires: never`),
 			"may not write status.expires"},
-		{"an agent answers", asAgent, merge(reportKind, "node-1", `{spec: {round: 2}}`), ""},
+		{"an agent answers", asAgent, merge(reportKind, "node-1", `{spec: {round: "2026-01-01T00:00:00.000002Z"}}`), ""},
 		{"an agent applies its answer", asAgent, patch(reportKind, "node-1", types.ApplyPatchType,
-			`{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: node-1, ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}, spec: {round: 2}}`), ""},
-		{"an agent answers for another node", asAgent, merge(reportKind, "node-2", `{spec: {round: 2}}`),
+			`{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: node-1, ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}, spec: {round: "2026-01-01T00:00:00.000002Z"}}`), ""},
+		{"an agent answers for another node", asAgent, merge(reportKind, "node-2", `{spec: {round: "2026-01-01T00:00:00.000002Z"}}`),
 			"the agent of node node-1 may not write the PodIPReport node-2"},
 		{"an agent answers for a node that has not answered", asAgent, create(fmt.Sprintf(newReport, "node-3")),
 			"the agent of node node-1 may not write the PodIPReport node-3"},
@@ -434,7 +434,7 @@ var attempts = func() []attempt {
 		{"an agent names another owner of its answer", asAgent, merge(reportKind, "node-1",
 			`{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: node-2, uid: u}]}}`),
 			"may name no other owner than its node"},
-		{"a token without a node answers", asStray, merge(reportKind, "node-1", `{spec: {round: 2}}`), "names no node"},
+		{"a token without a node answers", asStray, merge(reportKind, "node-1", `{spec: {round: "2026-01-01T00:00:00.000002Z"}}`), "names no node"},
 		{"a token without a node says that a pod is gone", asStray,
 			reports("10.6.168.102", "phase: Retained, podUID: two"), "names no node"},
 

@@ -123,7 +123,7 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 			merge(podIPKind, "10.8.168.102", `{status: {podCIDR: 10.244.2.1}}`, "status")},
 		{"a PodIP changes its pool", "spec.pool is immutable", merge(podIPKind, "10.6.168.101", `{spec: {pool: green}}`)},
 		{"a second PodIPAudit", "metadata.name: expected cluster",
-			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPAudit, metadata: {name: other}, spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}}`)},
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPAudit, metadata: {name: other}, spec: {round: "2026-01-01T00:00:00.000001Z", phase: Settled, mark: "2026-01-01T00:00:00.000000Z"}}`)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := c.do(testContext(t), g, g.admin)

@@ -51,7 +51,7 @@ type answerer struct {
 	now      wake.Signal // there may be something to answer
 
 	mu   sync.Mutex
-	roll *v1alpha1.PodIPAudit // nil if there is none, or it is not known
+	roll *pool.Roll // nil if there is none, or it is not known
 	// cannotRoute is why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
 	cannotRoute *string
 	// answered is the round that this node has answered, 0 if it is not known, and when it was found out; saidCannot is
@@ -72,7 +72,7 @@ func (n *answerer) reset() {
 func (n *answerer) owes() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.roll != nil && n.answered != n.roll.Spec.Round
+	return n.roll != nil && n.answered != n.roll.Round
 }
 
 // setCannotRoute notes why pods here cannot have routed addresses, empty if they can.
@@ -106,7 +106,7 @@ func (n *answerer) listRoll(ctx context.Context, c apiwatch.Cycle) (version stri
 	if c.Interrupted { // it may have been restored, and the answer, too
 		n.doubt()
 	}
-	n.setRoll(roll)
+	n.setRoll(rollOf(roll))
 	return version, nil
 }
 
@@ -117,18 +117,18 @@ func (n *answerer) rollEvent(e watch.Event) error {
 	case e.Type == watch.Deleted:
 		n.setRoll(nil)
 	default:
-		n.setRoll(roll)
+		n.setRoll(rollOf(roll))
 	}
 	return nil
 }
 
 // setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.
-func (n *answerer) setRoll(roll *v1alpha1.PodIPAudit) {
+func (n *answerer) setRoll(roll *pool.Roll) {
 	n.mu.Lock()
 	was := n.roll
 	n.roll = roll
 	n.mu.Unlock()
-	if roll != nil && was != nil && roll.Spec.Term != was.Spec.Term {
+	if roll != nil && was != nil && roll.Term != was.Term {
 		n.pods.enqueueAll()
 	}
 	n.now.Up()
@@ -162,15 +162,14 @@ func (n *answerer) run(ctx context.Context) {
 }
 
 // owed returns the roll if its round is to be answered, nil if it was, and what is known of cannotRoute.
-func (n *answerer) owed() (roll *v1alpha1.PodIPAudit, cannotRoute *string) {
+func (n *answerer) owed() (roll *pool.Roll, cannotRoute *string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.roll == nil {
 		return nil, nil
 	}
-	spec := &n.roll.Spec
-	known := n.answered == spec.Round && (n.cannotRoute == nil || *n.cannotRoute == n.saidCannot)
-	waited := spec.Recalling || len(spec.Asked) > 0
+	known := n.answered == n.roll.Round && (n.cannotRoute == nil || *n.cannotRoute == n.saidCannot)
+	waited := n.roll.Recalling || len(n.roll.Asked) > 0
 	if known && !(waited && n.machine.now().Sub(n.answeredAt).Abs() > answerAgain) {
 		return nil, nil
 	}
@@ -181,8 +180,8 @@ func (n *answerer) owed() (roll *v1alpha1.PodIPAudit, cannotRoute *string) {
 func (n *answerer) answer(ctx context.Context) error {
 	// 1. Whether there is anything to answer.
 	listed := n.listing.isComplete()
-	o, cannot := n.owed()
-	if o == nil {
+	roll, cannot := n.owed()
+	if roll == nil {
 		return nil
 	}
 	node, err := n.api.Node(ctx)
@@ -202,8 +201,7 @@ func (n *answerer) answer(ctx context.Context) error {
 			*cannot = last.Spec.CannotRoute
 		}
 	}
-	round := o.Spec.Round
-	if last != nil && last.Spec.Round >= round &&
+	if last != nil && v1alpha1.RoundOf(&last.Spec.Round) >= roll.Round &&
 		slices.ContainsFunc(last.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
 		if last.Spec.CannotRoute != *cannot {
 			last.Spec.CannotRoute = *cannot
@@ -212,13 +210,12 @@ func (n *answerer) answer(ctx context.Context) error {
 			}
 			n.log.Info("Reported whether pods here can have routed addresses", "cannotRoute", *cannot)
 		}
-		n.noteAnswered(round, *cannot)
+		n.noteAnswered(roll.Round, *cannot)
 		return nil
 	}
 
 	// 2. What is heeded from now on. The files are written again, from a list that is as new as the question.
-	roll := rollOf(o)
-	if heeded, err := n.heed(ctx, roll, listed); err != nil || !heeded {
+	if heeded, err := n.heed(ctx, *roll, listed); err != nil || !heeded {
 		return err
 	}
 
@@ -227,17 +224,18 @@ func (n *answerer) answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	held, err := n.held(ctx, s, roll)
+	held, err := n.held(ctx, s, *roll)
 	if err != nil {
 		return err
 	}
-	answer := &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: round, Held: held, CannotRoute: *cannot}}
+	answer := &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: v1alpha1.RoundTime(roll.Round), Held: held,
+		CannotRoute: *cannot}}
 	answer.OwnerReferences = []metav1.OwnerReference{ownerOf(n.node, node)}
 	if err := n.api.Say(ctx, answer); err != nil {
 		return err
 	}
-	n.log.Info("Reported held pool addresses", "round", round, "held", len(held))
-	n.noteAnswered(round, *cannot)
+	n.log.Info("Reported held pool addresses", "round", roll.Round, "held", len(held))
+	n.noteAnswered(roll.Round, *cannot)
 	return nil
 }
 
@@ -281,16 +279,22 @@ func (n *answerer) noteAnswered(round int64, cannotRoute string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.answered, n.answeredAt, n.saidCannot = round, n.machine.now(), cannotRoute
-	if n.roll != nil && n.roll.Spec.Round != round || n.cannotRoute != nil && *n.cannotRoute != cannotRoute {
+	if n.roll != nil && n.roll.Round != round || n.cannotRoute != nil && *n.cannotRoute != cannotRoute {
 		n.now.Up()
 	}
 }
 
-func rollOf(o *v1alpha1.PodIPAudit) pool.Roll {
-	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
-		Term: o.Spec.Term, Mark: o.Spec.Mark.Time, Asked: map[pool.UID]int64{}}
+// rollOf returns nil of nil.
+func rollOf(o *v1alpha1.PodIPAudit) *pool.Roll {
+	if o == nil {
+		return nil
+	}
+	round := v1alpha1.RoundOf
+	r := &pool.Roll{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
+		Recalling: o.Spec.Phase != v1alpha1.PodIPAuditSettled, Term: round(o.Spec.Term), Mark: o.Spec.Mark.Time,
+		Asked: map[pool.UID]int64{}}
 	for _, q := range o.Spec.Asked {
-		r.Asked[pool.UID(q.About)] = q.Round
+		r.Asked[pool.UID(q.About)] = round(&q.Round)
 	}
 	return r
 }

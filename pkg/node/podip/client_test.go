@@ -60,7 +60,7 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 			"managedFields":[{"manager":"kubectl"}]},"spec":{"nodeName":"n1","containers":[{"name":"a"}]},
 			"status":{"phase":"Failed"}}]}`,
 		"GET /apis/stayput.io/v1alpha1/podipaudits": `{"kind":"PodIPAuditList","apiVersion":"stayput.io/v1alpha1",
-			"metadata":{"resourceVersion":"8"},"items":[{"metadata":{"name":"cluster"},"spec":{"round":3,"mark":null}}]}`,
+			"metadata":{"resourceVersion":"8"},"items":[{"metadata":{"name":"cluster"},"spec":{"round":"2026-01-02T03:04:05.000006Z","mark":null}}]}`,
 		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.1": `{"kind":"PodIP","apiVersion":"stayput.io/v1alpha1",
 			"metadata":{"name":"10.6.0.1","uid":"x","resourceVersion":"9"},"spec":{"podUID":"u"}}`,
 		"GET /api/v1/nodes/n1": `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"uid":"node-uid"}}`,
@@ -74,7 +74,7 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 	}
 	r, version, err := c.Roll(t.Context())
 	check(t, err)
-	if r == nil || r.Spec.Round != 3 || version != "8" {
+	if r == nil || r.Spec.Round.Nanosecond() != 6000 || version != "8" {
 		t.Errorf("version %s of %+v", version, r)
 	}
 	ip, err := c.PodIP(t.Context(), addr(1))
@@ -203,7 +203,7 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	if err := c.Report(t.Context(), ip); !apierrors.IsNotFound(err) {
 		t.Errorf("a PodIP that is gone: %v", err)
 	}
-	check(t, c.Say(t.Context(), &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: 5}}))
+	check(t, c.Say(t.Context(), &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: *micro(5)}}))
 	_, query, _ := strings.Cut((*got)[0], "?")
 	query, body, _ := strings.Cut(query, " ")
 	if query != "fieldManager=stayput-agent&force=true" {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -1009,11 +1010,22 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	}
 }
 
+// micro returns the time of a round in microseconds.
+func micro(round int64) *metav1.MicroTime {
+	t := v1alpha1.RoundTime(1000 * round)
+	return &t
+}
+
+// roll has rounds in microseconds.
 func roll(round, epoch int64, asked ...string) *v1alpha1.PodIPAudit {
 	r := &v1alpha1.PodIPAudit{}
-	r.Spec = v1alpha1.PodIPAuditSpec{Round: round, Epoch: epoch, Term: epoch, Recalling: round == epoch}
+	r.Spec = v1alpha1.PodIPAuditSpec{Round: *micro(round), Epoch: micro(epoch), Term: micro(epoch),
+		Phase: v1alpha1.PodIPAuditSettled}
+	if round == epoch {
+		r.Spec.Phase = v1alpha1.PodIPAuditRecalling
+	}
 	for _, a := range asked {
-		r.Spec.Asked = append(r.Spec.Asked, v1alpha1.PodIPQuestion{About: a, Round: round})
+		r.Spec.Asked = append(r.Spec.Asked, v1alpha1.PodIPQuestion{About: a, Round: *micro(round)})
 	}
 	return r
 }
@@ -1033,8 +1045,8 @@ func (w *world) wantAnswer(round int64, held ...int) {
 	for _, n := range held {
 		want = append(want, addr(n).String()+" "+uid(n)+" default/"+w.pod(n).Name+" blue")
 	}
-	if w.c.answer.Spec.Round != round || !slices.Equal(is, want) {
-		w.t.Errorf("answered round %d with %v, want round %d with %v", w.c.answer.Spec.Round, is, round, want)
+	if !w.c.answer.Spec.Round.Equal(micro(round)) || !slices.Equal(is, want) {
+		w.t.Errorf("answered round %v with %v, want round %d with %v", w.c.answer.Spec.Round, is, round, want)
 	}
 }
 
@@ -1052,7 +1064,7 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		}
 		checked, _, err := ledger.Epoch(w.ledgers)
 		check(t, err)
-		if checked != 5 {
+		if checked != 5000 {
 			t.Errorf("checked %d", checked)
 		}
 		// No bar is lost, so the pod is as good as its PodIPs.
@@ -1068,8 +1080,8 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		delete(w.c.pods, uid(3))
 		delete(w.c.ips, addr(1).String())
 		w.c.mu.Unlock()
-		w.c.roll.Spec.Round, w.c.roll.Spec.Epoch = 3, 3
-		w.c.answer.Spec.Round = 3
+		w.c.roll.Spec.Round, w.c.roll.Spec.Epoch = *micro(3), micro(3)
+		w.c.answer.Spec.Round = *micro(3)
 		w.c.fail(nil)
 		w.pass(20 * time.Second)
 		w.c.putRoll(roll(9, 9))
@@ -1086,7 +1098,7 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		// The controller makes the PodIP again, and the recall is over.
 		w.putIP(addr(1), uid(1), "web-1")
 		over := roll(9, 9)
-		over.Spec.Recalling, over.Spec.Term = false, 10
+		over.Spec.Phase, over.Spec.Term = v1alpha1.PodIPAuditSettled, micro(10)
 		w.c.putRoll(over)
 		w.pass(time.Second)
 		w.wantPhase(1, v1alpha1.PodIPBound)
@@ -1105,7 +1117,7 @@ func TestARecallByAClockThatIsBehindTheLastOneIsAnswered(t *testing.T) {
 
 		w.c.mu.Lock()
 		delete(w.c.pods, uid(2))
-		w.c.answer.Spec.Round = 3
+		w.c.answer.Spec.Round = *micro(3)
 		w.c.mu.Unlock()
 		w.c.putRoll(roll(5, 5))
 		w.pass(time.Second)
@@ -1178,7 +1190,7 @@ func TestPodsThatAreAskedForAreBarredBeforeTheAnswer(t *testing.T) {
 				w.c.mu.Unlock()
 			},
 		} {
-			round := w.c.answer.Spec.Round
+			round := v1alpha1.RoundOf(&w.c.answer.Spec.Round) / 1000
 			broken(true)
 			w.c.putRoll(roll(round+1, 5, uid(3)))
 			w.pass(time.Minute)
@@ -1219,7 +1231,7 @@ func TestAnAnswerThatIsGoneIsGivenAgain(t *testing.T) {
 			t.Errorf("answered %d more times", n)
 		}
 		over := roll(5, 5) // nobody waits for an answer any more
-		over.Spec.Recalling = false
+		over.Spec.Phase = v1alpha1.PodIPAuditSettled
 		w.c.putRoll(over)
 		w.pass(time.Minute)
 		reads := w.c.count("get")

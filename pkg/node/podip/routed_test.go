@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/test/must"
@@ -233,12 +234,12 @@ func TestANodeSaysThatItCannotRoute(t *testing.T) {
 			t.Helper()
 			w.c.mu.Lock()
 			defer w.c.mu.Unlock()
-			if w.c.answer == nil || w.c.answer.Spec.CannotRoute != want || w.c.answer.Spec.Round != 5 {
+			if w.c.answer == nil || w.c.answer.Spec.CannotRoute != want || !w.c.answer.Spec.Round.Equal(micro(5)) {
 				t.Errorf("%s: the answer is %+v, want %q", when, w.c.answer, want)
 			}
 		}
 		over := roll(5, 5)
-		over.Spec.Recalling = false
+		over.Spec.Phase = v1alpha1.PodIPAuditSettled
 		w.c.putRoll(over)
 		w.pass(time.Second)
 		want("no pool is routed", "")

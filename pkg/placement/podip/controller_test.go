@@ -70,8 +70,10 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 		t.Fatal(err)
 	}
 	a := &api{now: hometest.Noon}
+	round := stayputv1alpha1.RoundTime(1000)
 	roll := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
-		Spec: stayputv1alpha1.PodIPAuditSpec{Round: 1, Term: 1, Mark: metav1.NewMicroTime(a.now)}}
+		Spec: stayputv1alpha1.PodIPAuditSpec{Round: round, Term: &round, Mark: metav1.NewMicroTime(a.now),
+			Phase: stayputv1alpha1.PodIPAuditSettled}}
 	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{
 		Name: stayputv1alpha1.PolicyAddresses, UID: "policy-1"}}
 	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
@@ -1486,7 +1488,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		roll := c.session.book.Roll()
-		roll.Round, roll.Asked = 7, map[pool.UID]int64{"x": 7}
+		roll.Round, roll.Asked = 7000, map[pool.UID]int64{"x": 7000}
 		c.session.book.SetRoll(roll)
 		return c.session.book.Unanswered()
 	}
@@ -1512,7 +1514,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 	}
 	expect("an operator says that none is to run on node-2", "node-1")
 	if err := a.WithWatch.Create(t.Context(), &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-2"},
-		Spec: stayputv1alpha1.PodIPReportSpec{Round: 1}}); err != nil {
+		Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000)}}); err != nil {
 		t.Fatal(err)
 	}
 	expect("one ran there", "node-1", "node-2")
@@ -1605,7 +1607,7 @@ func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 	const why = "10-lan.conflist: type: expected bridge or ptp"
 	cannot := func(node, why string) *stayputv1alpha1.PodIPReport {
 		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPReportSpec{Round: 1, CannotRoute: why}}
+			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000), CannotRoute: why}}
 	}
 	other := cannot("node-2", why)
 	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), asking("web-0", "far"),

@@ -184,7 +184,7 @@ func selects(agents *corev1.Pod, node *corev1.Node) bool {
 }
 
 func answerOf(o *stayputv1alpha1.PodIPReport, longest time.Duration) pool.Answer {
-	a := pool.Answer{Node: o.Name, Round: o.Spec.Round, CannotRoute: o.Spec.CannotRoute}
+	a := pool.Answer{Node: o.Name, Round: stayputv1alpha1.RoundOf(&o.Spec.Round), CannotRoute: o.Spec.CannotRoute}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
 		if err != nil {
@@ -201,25 +201,38 @@ func answerOf(o *stayputv1alpha1.PodIPReport, longest time.Duration) pool.Answer
 }
 
 func rollOf(o *stayputv1alpha1.PodIPAudit) pool.Roll {
-	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
-		Term: o.Spec.Term, Mark: o.Spec.Mark.Time, Marks: o.Spec.Marks}
+	round := stayputv1alpha1.RoundOf
+	r := pool.Roll{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
+		Recalling: o.Spec.Phase != stayputv1alpha1.PodIPAuditSettled, Term: round(o.Spec.Term), Mark: o.Spec.Mark.Time,
+		Marks: o.Spec.Marks}
 	for _, q := range o.Spec.Asked {
 		if r.Asked == nil {
 			r.Asked = map[pool.UID]int64{}
 		}
-		r.Asked[pool.UID(q.About)] = q.Round
+		r.Asked[pool.UID(q.About)] = round(&q.Round)
 	}
 	return r
 }
 
 func rollObject(r pool.Roll) *stayputv1alpha1.PodIPAudit {
+	at := stayputv1alpha1.RoundTime
+	optional := func(round int64) *metav1.MicroTime {
+		if round == 0 {
+			return nil
+		}
+		t := at(round)
+		return &t
+	}
 	o := &stayputv1alpha1.PodIPAudit{
 		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName, ResourceVersion: r.Version},
-		Spec: stayputv1alpha1.PodIPAuditSpec{Round: r.Round, Epoch: r.Epoch, Recalling: r.Recalling, Term: r.Term,
-			Mark: metav1.NewMicroTime(r.Mark), Marks: r.Marks},
+		Spec: stayputv1alpha1.PodIPAuditSpec{Round: at(r.Round), Epoch: optional(r.Epoch), Term: optional(r.Term),
+			Phase: stayputv1alpha1.PodIPAuditSettled, Mark: metav1.NewMicroTime(r.Mark), Marks: r.Marks},
+	}
+	if r.Recalling {
+		o.Spec.Phase = stayputv1alpha1.PodIPAuditRecalling
 	}
 	for _, about := range slices.Sorted(maps.Keys(r.Asked)) {
-		o.Spec.Asked = append(o.Spec.Asked, stayputv1alpha1.PodIPQuestion{About: string(about), Round: r.Asked[about]})
+		o.Spec.Asked = append(o.Spec.Asked, stayputv1alpha1.PodIPQuestion{About: string(about), Round: at(r.Asked[about])})
 	}
 	return o
 }

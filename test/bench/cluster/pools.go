@@ -54,7 +54,7 @@ func (w *world) makePool(
 			err = w.client.List(ctx, &roll)
 		}
 		return meta.IsStatusConditionTrue(pool.Status.Conditions, stayputv1alpha1.ConditionReady) && len(roll.Items) > 0 &&
-			!roll.Items[0].Spec.Recalling, err
+			roll.Items[0].Spec.Phase == stayputv1alpha1.PodIPAuditSettled, err
 	})
 }
 

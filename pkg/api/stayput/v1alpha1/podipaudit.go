@@ -1,18 +1,25 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"time"
 
-// PodIPAudit is what all nodes are asked about the addresses of pools, and how the controller notices that the API
-// server was restored from a backup. There is one, of the name cluster. Only the controller writes it.
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PodIPAudit asks all nodes about the addresses of pools, and shows the controller that the API server was restored from
+// a backup. There is one, of the name cluster. Only the controller writes it.
 //
 // It is internal: what the controller tells the agents, and may change in any version.
+//
+// The mark is in this object and not in a Lease, because a restore of etcd is noticed by it: an old mark is worth a
+// recall only if the round and the epoch beside it are of the same moment, which one resourceVersion says of all three.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podipaudits,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
-// +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
-// +kubebuilder:printcolumn:name="Recalling",type=boolean,JSONPath=`.spec.recalling`
+// +kubebuilder:printcolumn:name="Round",type=string,JSONPath=`.spec.round`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.spec.phase`
 // +kubebuilder:printcolumn:name="Mark",type=string,JSONPath=`.spec.mark`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="metadata.name: expected cluster"
@@ -26,10 +33,15 @@ type PodIPAudit struct {
 // PodIPAuditName is the name of the only PodIPAudit.
 const PodIPAuditName = "cluster"
 
-// PodIPAuditSpec is what nodes are asked. Rounds are times in nanoseconds since 1970.
+// PodIPAuditSpec is what nodes are asked. A round is the time at which it began, see [RoundOf]. The patterns are what
+// clients can read of a time with microseconds: one object that they cannot read fails a whole list.
 type PodIPAuditSpec struct {
 	// round is that of the last question. Each node answers it in its PodIPReport.
-	Round int64 `json:"round"`
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	Round metav1.MicroTime `json:"round"`
 
 	// asked are the pods and addresses in question.
 	// +optional
@@ -38,34 +50,80 @@ type PodIPAuditSpec struct {
 	// +kubebuilder:validation:MaxItems=65536
 	Asked []PodIPQuestion `json:"asked,omitempty"`
 
-	// epoch is the last round that all nodes had to answer before any address was given.
+	// epoch is the last round that all nodes had to answer before any address was given; absent before the first.
 	// +optional
-	Epoch int64 `json:"epoch,omitempty"`
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	Epoch *metav1.MicroTime `json:"epoch,omitempty"`
 
-	// recalling: they still have to.
+	// phase is Recalling while all nodes have to answer the epoch before any address is given, taken or freed, else
+	// Settled. Any other value counts as Recalling. It is no boolean, so that a later version can name a third state
+	// which agents of this one take for the careful one.
+	Phase PodIPAuditPhase `json:"phase"`
+
+	// term is the round at which the phase changed last.
 	// +optional
-	Recalling bool `json:"recalling,omitempty"`
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	Term *metav1.MicroTime `json:"term,omitempty"`
 
-	// term changes when a recall begins and when it is over.
-	// +optional
-	Term int64 `json:"term,omitempty"`
-
-	// mark is renewed every 30 s. If it is old, or of the future, the API server may have forgotten who has which address.
+	// mark is renewed every 30 s. A mark that is older than two minutes, or of the future, means that the API server may
+	// have forgotten which pod has which address.
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
 	Mark metav1.MicroTime `json:"mark"`
 
-	// marks counts how often it was. So does a count that is lower than before.
+	// marks counts how often the mark was renewed. A count that is lower than before means the same as an old mark.
 	// +optional
+	// +kubebuilder:validation:Minimum=0
 	Marks int64 `json:"marks,omitempty"`
 }
 
-// PodIPQuestion asks who has a pod or an address.
+// PodIPAuditPhase is whether addresses wait for all nodes.
+//
+// +kubebuilder:validation:Enum=Recalling;Settled
+type PodIPAuditPhase string
+
+// The phases of a PodIPAudit.
+const (
+	PodIPAuditRecalling PodIPAuditPhase = "Recalling" // all nodes have to answer the epoch first
+	PodIPAuditSettled   PodIPAuditPhase = "Settled"   // all nodes have answered it
+)
+
+// PodIPQuestion asks which node has a pod or an address.
 type PodIPQuestion struct {
 	// about is the UID of a pod, or an address.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	About string `json:"about"`
-	// round in which it was asked first.
-	Round int64 `json:"round"`
+	// round is the first one that asked about it.
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	Round metav1.MicroTime `json:"round"`
+}
+
+// RoundOf returns a round in nanoseconds since 1970: 0 if t is nil or zero.
+func RoundOf(t *metav1.MicroTime) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+// RoundTime returns the time of a round in nanoseconds since 1970, which are whole microseconds. It is zero if round is.
+func RoundTime(round int64) metav1.MicroTime {
+	if round == 0 {
+		return metav1.MicroTime{}
+	}
+	return metav1.NewMicroTime(time.Unix(0, round))
 }
 
 // PodIPAuditList is a list of PodIPAudit.
@@ -86,7 +144,7 @@ type PodIPAuditList struct {
 // +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podipreports,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
-// +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
+// +kubebuilder:printcolumn:name="Round",type=string,JSONPath=`.spec.round`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type PodIPReport struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -97,8 +155,13 @@ type PodIPReport struct {
 
 // PodIPReportSpec is what a node has.
 type PodIPReportSpec struct {
-	// round that is answered. The pods that were asked for and are not held here will never have an address here.
-	Round int64 `json:"round"`
+	// round is the one that is answered. The pods that were asked for and are not held here will never have an address
+	// here.
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:Format=date-time
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+	Round metav1.MicroTime `json:"round"`
 
 	// held are all addresses of pools that pods on the node have, or are about to get.
 	// +optional
