@@ -84,7 +84,7 @@ func TestTheReasonIsInWords(t *testing.T) {
 			aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil,
 			"while owned, by a workload that is not known yet",
 		},
-		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }), three, "being released"},
+		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = stayputv1alpha1.ReleaseNow }), three, "being released"},
 	} {
 		if got := keptOf(test.r).why(test.all); got != test.want {
 			t.Errorf("%+v: %q, expected %q", test.r.Spec, got, test.want)

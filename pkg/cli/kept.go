@@ -57,7 +57,7 @@ func keptOf(o client.Object) *keptIP {
 		}
 		k.phase, k.expires, k.retention = string(o.Status.Phase), o.Status.Expires, o.Spec.Retention
 		k.workload, k.whenScaled, k.whenDeleted = o.Spec.Workload, o.Spec.WhenScaled, o.Spec.WhenDeleted
-		k.releasing = o.Spec.Release
+		k.releasing = o.Spec.Release != ""
 	case *stayputv1alpha1.PodIP:
 		kind = "PodIP"
 		k.namespace, k.pod, k.identity = o.Spec.Namespace, o.Spec.PodName, o.Spec.Identity
@@ -67,7 +67,7 @@ func keptOf(o client.Object) *keptIP {
 		}
 		k.phase, k.expires, k.retention = string(stayputv1alpha1.PodIPAllocated), o.Status.Expires, o.Spec.Retention
 		k.workload, k.whenScaled, k.whenDeleted = o.Spec.Workload, o.Spec.WhenScaled, o.Spec.WhenDeleted
-		k.releasing, k.quarantine = o.Spec.Release || o.DeletionTimestamp != nil, o.Spec.Quarantine
+		k.releasing, k.quarantine = o.Spec.Release != "" || o.DeletionTimestamp != nil, o.Spec.Quarantine
 		if o.Status.PodUID == o.Spec.PodUID { // otherwise the status is about a pod that had the address before
 			k.node, k.phase = o.Status.NodeName, cmp.Or(string(o.Status.Phase), k.phase)
 			if o.Status.Conflict != "" {

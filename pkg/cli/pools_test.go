@@ -63,7 +63,7 @@ func podIPRetained(p *stayputv1alpha1.PodIP) {
 	p.Status.Phase, p.Status.Expires = stayputv1alpha1.PodIPRetained, "2026-01-02T12:05:00Z"
 }
 func podIPFreed(p *stayputv1alpha1.PodIP)    { p.Spec.Retention = "" }
-func podIPReleased(p *stayputv1alpha1.PodIP) { p.Spec.Release = true }
+func podIPReleased(p *stayputv1alpha1.PodIP) { p.Spec.Release = stayputv1alpha1.ReleaseNow }
 func podIPGiven(p *stayputv1alpha1.PodIP)    { podIPRetained(p); p.Spec.PodUID = "next" }
 func quarantined(p *stayputv1alpha1.PodIP) {
 	p.Spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: "two pods have it", Since: metav1.NewMicroTime(noon)}
@@ -118,7 +118,7 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 		"a pool":          {[]client.Object{aPool(), aPodIP()}, LevelOK, "1 pool, 2 of 10 addresses in use or kept"},
 		"an invalid pool": {[]client.Object{aPool(invalid)}, LevelFail, "PodIPPool blue: spec.subnet: no"},
 		"a disabled pool": {[]client.Object{aPool(condition(stayputv1alpha1.ConditionReady, metav1.ConditionFalse,
-			"Disabled", "spec.disabled"))}, LevelWarn, "gives no addresses: spec.disabled"},
+			"Disabled", "spec.allocation"))}, LevelWarn, "gives no addresses: spec.allocation"},
 		"a pool without a controller": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
 			p.Status = stayputv1alpha1.PodIPPoolStatus{}
 		})}, LevelFail, "no controller has reconciled it"},
@@ -320,7 +320,7 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 			t.Errorf("%v, want %q", errs[i], says)
 		}
 	}
-	if err := o.request(t.Context(), c, chosen[0]); err != nil || !chosen[0].podIP().Spec.Release {
+	if err := o.request(t.Context(), c, chosen[0]); err != nil || chosen[0].podIP().Spec.Release != stayputv1alpha1.ReleaseNow {
 		t.Errorf("asked for: %+v, %v", chosen[0].Object, err)
 	}
 	older := aPodIP(named("10.6.168.101", "web-1"))

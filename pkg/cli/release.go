@@ -236,7 +236,7 @@ func (o *release) request(ctx context.Context, c client.Client, k *keptIP) error
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": k.GetUID(), "resourceVersion": k.GetResourceVersion()},
-		"spec":     map[string]any{"release": true},
+		"spec":     map[string]any{"release": stayputv1alpha1.ReleaseNow},
 	})
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 
 func TestAReleasedAddressIsKeptNoLonger(t *testing.T) {
 	type change = func(*stayputv1alpha1.RetainedIP)
-	released := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }
+	released := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = stayputv1alpha1.ReleaseNow }
 	another := func(r *stayputv1alpha1.RetainedIP) { r.UID = "another" }
 	elsewhere := func(r *stayputv1alpha1.RetainedIP) { r.Status.IPs = []string{"10.1.0.10"} }
 	for name, test := range map[string]struct {

@@ -270,7 +270,7 @@ func TestARecordIsOfTheWorkloadOfItsGroup(t *testing.T) {
 }
 
 func TestWhatANodePromisesIsSaid(t *testing.T) {
-	released := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }
+	released := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = stayputv1alpha1.ReleaseNow }
 	elsewhere := func(r *stayputv1alpha1.RetainedIP) { r.Spec.NodeName = "node-2" }
 	for _, test := range []struct {
 		r    *stayputv1alpha1.RetainedIP

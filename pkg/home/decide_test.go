@@ -305,7 +305,7 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 	}
 	old := at("node-1", stayputv1alpha1.PhaseRetained, -time.Hour, "never")
 	released := at("node-2", stayputv1alpha1.PhaseRetained, -time.Minute, "never")
-	released.Spec.Release = true
+	released.Spec.Release = stayputv1alpha1.ReleaseNow
 	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, noon.Format(time.RFC3339))
 	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // down, so it does not report the pod's end
 	// A node that lost its power came back, and noticed the end of the pod only then.

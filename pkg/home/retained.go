@@ -151,7 +151,7 @@ func claimant(pod, identity string) string {
 // Keeps reports whether the addresses of a RetainedIP are still kept: not given up, deleted or expired.
 func Keeps(r *stayputv1alpha1.RetainedIP, now time.Time) bool {
 	until := keptUntil(r)
-	return !r.Spec.Release && r.DeletionTimestamp.IsZero() && (until.IsZero() || now.Before(until))
+	return r.Spec.Release == "" && r.DeletionTimestamp.IsZero() && (until.IsZero() || now.Before(until))
 }
 
 // ahead is how far the clock of a node may be ahead of the controller's.

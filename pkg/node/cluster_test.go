@@ -143,7 +143,7 @@ func TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain(t *testing.T) {
 	check(t, err)
 	w.corrupt()
 	o := c.Object("web-0")
-	o.Spec.Release = true
+	o.Spec.Release = v1alpha1.ReleaseNow
 	c.Put(o)
 	eventually(t, "asked", func() bool {
 		a.book.releases.mu.Lock()

@@ -139,7 +139,7 @@ func (e *ends) published(o any, deleted bool) {
 	e.forgetLastLocked(now)
 	was, known := e.last[key]
 	ended := was.Ended
-	if r.Spec.Release && ended.Node == r.Spec.NodeName {
+	if r.Spec.Release != "" && ended.Node == r.Spec.NodeName {
 		ended.Node, ended.At, ended.Fresh = "", time.Time{}, false
 	}
 	ended.Vanished = slices.DeleteFunc(slices.Clone(ended.Vanished),

@@ -98,7 +98,7 @@ func TestTheNodeOfAReleasedAddressIsForgotten(t *testing.T) {
 	if l := m.ended(client.ObjectKeyFromObject(hometest.Pod())); l.Node != "node-1" || !l.At.Equal(hometest.Noon) {
 		t.Fatalf("it was on %q until %s", l.Node, l.At)
 	}
-	r.Spec.Release = true
+	r.Spec.Release = stayputv1alpha1.ReleaseNow
 	m.releases().OnUpdate(nil, r)
 	if node := m.ended(client.ObjectKeyFromObject(hometest.Pod())).Node; node != "" {
 		t.Errorf("it was on %q", node)

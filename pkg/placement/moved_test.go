@@ -55,7 +55,7 @@ func TestTheAddressOnAnEarlierNodeIsReleasedOnceThePodHasTakenRoot(t *testing.T)
 			false},
 		"the later node has not published": {leave, []address{}, onB(ofWeb, long), false},
 		"the later node released": {leave, []address{bound, func(ip *stayputv1alpha1.RetainedIP) {
-			ip.Spec.Release = true
+			ip.Spec.Release = stayputv1alpha1.ReleaseNow
 		}}, onB(ofWeb, long), false},
 		"the later node has that of a predecessor": {leave, []address{bound,
 			func(ip *stayputv1alpha1.RetainedIP) { ip.Status.PodUID = "predecessor" }},
@@ -67,7 +67,7 @@ func TestTheAddressOnAnEarlierNodeIsReleasedOnceThePodHasTakenRoot(t *testing.T)
 			earlier := addressOf("web-0", append(c.earlier, stamped("StatefulSet", "web"))...)
 			later := addressOf("web-0", append(c.later, stamped("StatefulSet", "web"), onNode2)...)
 			r, said := testReleaser(t, fakeAPI(t, earlier, later, c.pod, statefulSetOf("web", 1, whileOwned)), nothing)
-			if got := released(t, r, client.ObjectKeyFromObject(earlier)); got.Spec.Release != c.released {
+			if got := released(t, r, client.ObjectKeyFromObject(earlier)); (got.Spec.Release != "") != c.released {
 				t.Errorf("released %v", got.Spec.Release)
 			}
 			if got := released(t, r, client.ObjectKeyFromObject(later)); got.Spec.Release != later.Spec.Release {

@@ -106,7 +106,7 @@ func TestWhatNoWorkloadOwnsIsNotKeptWhileOwned(t *testing.T) {
 			api := fakeAPI(t, c.ip, c.pod)
 			r, said := testReleaser(t, api, nothing)
 			got := released(t, r, client.ObjectKeyFromObject(c.ip))
-			if got.Spec.Release != c.released {
+			if (got.Spec.Release != "") != c.released {
 				t.Errorf("released %v", got.Spec.Release)
 			}
 			note := ""
@@ -166,7 +166,7 @@ func TestWhoOwnedAPodIsKnownWhenItsAddressIsPublished(t *testing.T) {
 			if w := got.Spec.Workload; w != nil {
 				workload = w.Kind + " " + w.Name
 			}
-			if got.Spec.Release != c.released || workload != c.workload {
+			if (got.Spec.Release != "") != c.released || workload != c.workload {
 				t.Errorf("released %v, of %q", got.Spec.Release, workload)
 			}
 		})
@@ -178,7 +178,7 @@ func TestAReplicaSetThatIsGoneWhileItsPodRunsHidesNoDeployment(t *testing.T) {
 	pod := aPod("front-1-a", "node-1", of("apps/v1", "ReplicaSet", "front-1"))
 	r, _ := testReleaser(t, fakeAPI(t, ip, pod), nothing)
 	if got := released(t, r, client.ObjectKeyFromObject(ip)); got.Spec.Workload == nil ||
-		got.Spec.Workload.Kind != "ReplicaSet" || got.Spec.Release {
+		got.Spec.Workload.Kind != "ReplicaSet" || got.Spec.Release != "" {
 		t.Errorf("it is of %+v, released %v", got.Spec.Workload, got.Spec.Release)
 	}
 }

@@ -336,7 +336,7 @@ func TestAPodThatWaitedIsToldThatItsHomeIsLost(t *testing.T) {
 			if is := p.looksAt(t, pod); !home.Gated(is) || len(p.notes()) == 0 {
 				t.Fatal("it does not wait")
 			}
-			kept.Spec.Release = true
+			kept.Spec.Release = stayputv1alpha1.ReleaseNow
 			if err := p.client.Update(t.Context(), kept); err != nil {
 				t.Fatal(err)
 			}

@@ -160,7 +160,7 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	if err := r.client.Get(ctx, req.NamespacedName, &ip); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if ip.Spec.Release || !ip.DeletionTimestamp.IsZero() {
+	if ip.Spec.Release != "" || !ip.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
 	var pod *corev1.Pod
@@ -403,7 +403,7 @@ func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w 
 			WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
 	}
 	if release {
-		spec.WithRelease(true)
+		spec.WithRelease(stayputv1alpha1.ReleaseNow)
 	}
 	if ip.Spec.Scheduled != "" {
 		spec.WithScheduled(ip.Spec.Scheduled)

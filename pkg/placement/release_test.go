@@ -153,14 +153,14 @@ func TestAnAddressPublishedAgainIsReleasedWithItsWorkload(t *testing.T) {
 	c := fakeAPI(t, ip, set)
 	r, said := testReleaser(t, c, nothing)
 	key := client.ObjectKeyFromObject(ip)
-	if got := released(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" ||
+	if got := released(t, r, key); got.Spec.Release != "" || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" ||
 		got.Spec.Workload.Kind != "StatefulSet" {
 		t.Fatalf("of a workload that is scaled to zero: %+v, %+v", got.Spec, got.Spec.Workload)
 	}
 	if err := c.Delete(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
-	if got := released(t, r, key); !got.Spec.Release {
+	if got := released(t, r, key); got.Spec.Release == "" {
 		t.Errorf("its workload is deleted: %+v", got.Spec)
 	}
 	if note := <-said.Events; !strings.Contains(note, home.ReasonReleased) || !strings.Contains(note, "192.0.2.7") ||
@@ -195,7 +195,7 @@ func TestAnAddressOfAnUnknownWorkloadStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, said := testReleaser(t, fakeAPI(t, c.ip, c.set), c.other)
-			if got := released(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release ||
+			if got := released(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release != "" ||
 				len(said.Events) > 0 {
 				t.Errorf("it is now of %+v, released %v, and %d events", got.Spec.Workload, got.Spec.Release, len(said.Events))
 			}

@@ -413,7 +413,7 @@ func (l *lives) seeObject(r *v1alpha1.RetainedIP) {
 	defer l.mu.Unlock()
 	was := l.objects[r.Name]
 	l.objects[r.Name] = r
-	if !r.Spec.Release || was != nil && was.UID == r.UID && was.Spec.Release {
+	if r.Spec.Release == "" || was != nil && was.UID == r.UID && was.Spec.Release != "" {
 		return
 	}
 	l.released[home{r.Spec.PodName, r.Spec.NodeName}] = l.now()

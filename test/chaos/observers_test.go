@@ -302,7 +302,7 @@ func TestTwoPodsWithOneIPAreAViolation(t *testing.T) {
 func TestAReleaseOfWhatIsWantedIsAViolation(t *testing.T) {
 	release := func(pod, retention string) *v1alpha1.RetainedIP {
 		r := object(pod, "node-1", retention)
-		r.Spec.Release = true
+		r.Spec.Release = v1alpha1.ReleaseNow
 		return r
 	}
 	w := newWorld(t)
@@ -333,7 +333,7 @@ func TestAnEarlierAddressMayGoOnceItsPodHasTakenRootElsewhere(t *testing.T) {
 		w.lives.seePod(w.pod("owned-0", "a", "node-2", "10.0.1.1"))
 		w.pass(is.ready)
 		r := object("owned-0", "node-1", v1alpha1.RetentionWhileOwned)
-		r.Spec.Release, r.Spec.WhenMoved = true, is.whenMoved
+		r.Spec.Release, r.Spec.WhenMoved = v1alpha1.ReleaseNow, is.whenMoved
 		w.lives.seeObject(r)
 		w.says(is.says...)
 	}

@@ -109,7 +109,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 			t.Errorf("release %s without a terminal: %+v", what, s)
 		}
 	}
-	if r := retainedIP(t, c, ns, "web-1", "node-1"); r == nil || r.Spec.Release {
+	if r := retainedIP(t, c, ns, "web-1", "node-1"); r == nil || r.Spec.Release != "" {
 		t.Fatalf("without consent it is %+v", r)
 	}
 	out := works(t, c, ns, "release", "web-1", "--yes")
@@ -130,7 +130,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 		!strings.Contains(screen, "nothing was changed") {
 		t.Errorf("answered no: %v, on the screen is %q", err, screen)
 	}
-	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || r.Spec.Release {
+	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || r.Spec.Release != "" {
 		t.Fatalf("answered no, it is %+v", r)
 	}
 	screen, err = onTerminal(t, c, "Release them? (y/N) ", "y\n", "release", "--all", "-n", ns)
@@ -236,16 +236,16 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	}
 
 	// Deleting the object meanwhile releases nothing.
-	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":false}}`)
+	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":null}}`)
 	waits := make(chan said)
 	go func() { waits <- stayput(t, c, ns, "release", "web-0", "--yes") }()
-	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release })
+	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release != "" })
 	kubectl(t, c, "delete", "retip", "web-0.node-1", "-n", ns)
 	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "not known whether the address is free") || s.out != "" {
 		t.Errorf("with the object gone and no agent: %+v", s)
 	}
 	start()
-	if r := shows(t, c, ns, "web-0", "node-1", "retained", retained); r.Spec.Release ||
+	if r := shows(t, c, ns, "web-0", "node-1", "retained", retained); r.Spec.Release != "" ||
 		r.Status.IPs[0] != kept.Status.IPs[0] {
 		t.Errorf("the object published again is %+v %+v", r.Spec, r.Status)
 	}

@@ -345,7 +345,7 @@ spec: {round: "2026-01-01T00:00:00.000001Z"}
 apiVersion: stayput.io/v1alpha1
 kind: RetainedIP
 metadata: {name: web-0.node-1, namespace: guarded}
-spec: {nodeName: node-1, podName: web-0, retention: 10m, release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}
+spec: {nodeName: node-1, podName: web-0, retention: 10m, release: Now, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}
 status: {phase: Retained, ips: [10.244.1.5, "fd00::5"], expires: "2042-11-21T07:12:55Z"}
 ---
 apiVersion: stayput.io/v1alpha1

@@ -64,7 +64,7 @@ func stayKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod) {
 	t.Helper()
 	time.Sleep(2 * time.Second)
 	for _, pod := range pods {
-		if r := retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName); r == nil || r.Spec.Release {
+		if r := retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName); r == nil || r.Spec.Release != "" {
 			t.Errorf("the address of %s is released", pod.Name)
 		}
 	}
@@ -159,7 +159,7 @@ func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
 	was := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
 	kubectl(t, c, "delete", "retainedip", was.Name, "-n", ns)
 	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "published again, with its workload", func(r *v1alpha1.RetainedIP) bool {
-		return r.UID != was.UID && retained(r) && !r.Spec.Release && r.Spec.Workload != nil && r.Spec.Workload.Name == "web"
+		return r.UID != was.UID && retained(r) && r.Spec.Release == "" && r.Spec.Workload != nil && r.Spec.Workload.Name == "web"
 	})
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	freedOrKept(t, c, ns, []*corev1.Pod{pod}, false)

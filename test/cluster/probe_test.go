@@ -252,7 +252,7 @@ func freed(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) {
 func setRelease(t *testing.T, c *lab.Cluster, r *v1alpha1.RetainedIP) {
 	t.Helper()
 	must.Do(t, typed(t, c).Patch(testContext(t), r.DeepCopy(),
-		client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
+		client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":"Now"}}`))))
 }
 
 // stopped scales a StatefulSet of one pod to zero, and returns the pod's RetainedIP once it is retained.

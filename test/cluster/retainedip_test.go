@@ -157,7 +157,7 @@ func TestAReleaseDoesNotAffectTheNextPod(t *testing.T) {
 	again := ready(t, c, ns, "web-0")
 	must.Do(t, n.Agent.Start(testContext(t)))
 	fresh := shows(t, c, ns, pod.Name, "node-1", "bound to the new pod", boundTo(again))
-	if fresh.UID == r.UID || fresh.Spec.Release {
+	if fresh.UID == r.UID || fresh.Spec.Release != "" {
 		t.Errorf("the object is still the released one: %+v", fresh.Spec)
 	}
 	if again.Status.PodIP != pod.Status.PodIP {

@@ -40,9 +40,9 @@ func objectOf(r *v1alpha1.RetainedIP) (Name, *object) {
 	slim(r)
 	o := &object{
 		uid: r.UID, version: r.ResourceVersion, deleting: r.DeletionTimestamp != nil,
-		release: r.Spec.Release, spec: r.Spec, status: r.Status,
+		release: r.Spec.Release != "", spec: r.Spec, status: r.Status,
 	}
-	o.spec.Release, o.spec.Workload, o.spec.Scheduled = false, nil, ""
+	o.spec.Release, o.spec.Workload, o.spec.Scheduled = "", nil, ""
 	if len(r.OwnerReferences) == 1 && r.OwnerReferences[0].Kind == "Node" {
 		o.owner = r.OwnerReferences[0].UID
 	}

@@ -1563,7 +1563,7 @@ func TestPoolsSayWhatIsWrongWithThem(t *testing.T) {
 	node := hometest.Node("node-1", "a", func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.6.100.0/24"} })
 	a := newAPI(t, node, aPool("blue", "10.6.168.101-10.6.168.110"), aPool("green", "10.6.168.110-10.6.168.120"),
 		aPool("nodes", "10.6.100.7"), aPool("wrong", "10.7.0.1"),
-		aPool("off", "10.6.1.1", func(o *stayputv1alpha1.PodIPPool) { o.Spec.Disabled = true }))
+		aPool("off", "10.6.1.1", func(o *stayputv1alpha1.PodIPPool) { o.Spec.Allocation = stayputv1alpha1.AllocationDisabled }))
 	c := control(t, a)
 	c.works()
 	var list stayputv1alpha1.PodIPPoolList
@@ -1581,7 +1581,7 @@ func TestPoolsSayWhatIsWrongWithThem(t *testing.T) {
 		"green Overlaps": "True it shares addresses with pool blue",
 		"nodes Overlaps": "True it shares addresses with pods of node node-1", "off Overlaps": "False ",
 		"wrong Ready": `False spec.addresses[0]: "10.7.0.1" is not valid: expected addresses in spec.subnet, 10.6.0.0/16`,
-		"off Ready":   "False spec.disabled: nobody gets an address who has none",
+		"off Ready":   "False spec.allocation: Disabled, so there are no new allocations",
 	} {
 		if said[what] != want {
 			t.Errorf("%s: %q, want %q", what, said[what], want)

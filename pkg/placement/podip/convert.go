@@ -30,7 +30,7 @@ func poolOf(o *stayputv1alpha1.PodIPPool) pool.Pool {
 	for _, r := range o.Spec.Routes {
 		spec.Routes = append(spec.Routes, pool.RouteSpec{Dst: r.Destination, GW: r.Gateway})
 	}
-	p := pool.Pool{Name: o.Name, Version: o.ResourceVersion, Disabled: o.Spec.Disabled,
+	p := pool.Pool{Name: o.Name, Version: o.ResourceVersion, Disabled: o.Spec.Allocation == stayputv1alpha1.AllocationDisabled,
 		Deleting: o.DeletionTimestamp != nil, Held: slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse)}
 	p.Range, p.Invalid = pool.Parse(spec)
 	if selector := o.Spec.NamespaceSelector; selector != nil {
@@ -94,7 +94,7 @@ func ipOf(o *stayputv1alpha1.PodIP, longest time.Duration) (pool.PodIP, error) {
 		Pool: o.Spec.Pool, Mode: pool.Mode(o.Spec.Mode), Namespace: o.Spec.Namespace, PodName: o.Spec.PodName,
 		Identity: o.Spec.Identity, PodUID: pool.UID(o.Spec.PodUID), Network: o.Spec.Network, Interface: o.Spec.Interface,
 		Keep:     keepOf(retention.Recorded(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), longest),
-		Release:  o.Spec.Release,
+		Release:  o.Spec.Release != "",
 		Adopted:  o.Spec.Adopted,
 		Held:     slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse),
 		Deleting: o.DeletionTimestamp != nil,
@@ -119,8 +119,10 @@ func ipOf(o *stayputv1alpha1.PodIP, longest time.Duration) (pool.PodIP, error) {
 func specOf(p pool.PodIP) stayputv1alpha1.PodIPSpec {
 	spec := stayputv1alpha1.PodIPSpec{
 		Pool: p.Pool, Mode: stayputv1alpha1.PodIPPoolMode(p.Mode), Namespace: p.Namespace, PodName: p.PodName,
-		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, Release: p.Release,
-		Adopted: p.Adopted,
+		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, Adopted: p.Adopted,
+	}
+	if p.Release {
+		spec.Release = stayputv1alpha1.ReleaseNow
 	}
 	spec.Retention, spec.WhenScaled, spec.WhenDeleted = wordsOf(p.Keep)
 	if p.Workload != (pool.Workload{}) {

@@ -91,7 +91,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	case is.Deleting:
 		set(stayputv1alpha1.ConditionReady, false, "Deleting", plan.Reason)
 	case is.Disabled:
-		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.disabled: nobody gets an address who has none")
+		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.allocation: Disabled, so there are no new allocations")
 	case held != "":
 		set(stayputv1alpha1.ConditionReady, false, home.ReasonAddressConflict, held)
 	default:

@@ -18,7 +18,9 @@ func (p *SpiderIPPool) PodIPPoolSpec() (stayputv1alpha1.PodIPPoolSpec, error) {
 	is := stayputv1alpha1.PodIPPoolSpec{
 		Mode: stayputv1alpha1.ModeL2, Subnet: p.Spec.Subnet, Addresses: p.Spec.IPs, ExcludedAddresses: p.Spec.ExcludeIPs,
 		NamespaceSelector: p.Spec.NamespaceAffinity, NodeSelector: p.Spec.NodeAffinity,
-		Disabled: p.Spec.Disable != nil && *p.Spec.Disable,
+	}
+	if p.Spec.Disable != nil && *p.Spec.Disable {
+		is.Allocation = stayputv1alpha1.AllocationDisabled
 	}
 	if names := p.Spec.NamespaceName; len(names) > 0 {
 		is.NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{

@@ -26,7 +26,8 @@ func TestASpiderIPPoolInOurWords(t *testing.T) {
 		ExcludedAddresses: []string{"10.6.168.103"}, Gateway: "10.6.0.1",
 		Routes: []stayputv1alpha1.PodIPRoute{{Destination: "10.9.0.0/16", Gateway: "10.6.0.2"},
 			{Destination: "0.0.0.0/0", Gateway: "10.6.0.1"}},
-		NamespaceSelector: selects("kubernetes.io/metadata.name", "prod"), NodeSelector: selects("zone", "a"), Disabled: true,
+		NamespaceSelector: selects("kubernetes.io/metadata.name", "prod"), NodeSelector: selects("zone", "a"),
+		Allocation: stayputv1alpha1.AllocationDisabled,
 	}
 	if err != nil || !reflect.DeepEqual(is, want) {
 		t.Errorf("%+v, %v", is, err)

@@ -103,9 +103,9 @@ type PodIPSpec struct {
 	// +optional
 	Workload *WorkloadReference `json:"workload,omitempty"`
 
-	// release frees the address as soon as no pod can have it any more.
+	// release asks for an end of the retention. With Now the address is free as soon as no pod can have it.
 	// +optional
-	Release bool `json:"release,omitempty"`
+	Release Release `json:"release,omitempty"`
 
 	// adopted: the pod of podUID had the address before, from another program, and is not told of it by Stayput. It is its
 	// own until it surely has it no more.

@@ -16,7 +16,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Used",type=integer,JSONPath=`.status.addresses.used`
 // +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.addresses.free`
 // +kubebuilder:printcolumn:name="Out of range",type=integer,JSONPath=`.status.addresses.outOfRange`,priority=1
-// +kubebuilder:printcolumn:name="Disabled",type=boolean,JSONPath=`.spec.disabled`,priority=1
+// +kubebuilder:printcolumn:name="Allocation",type=string,JSONPath=`.spec.allocation`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type PodIPPool struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -85,9 +85,11 @@ type PodIPPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 64) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 64)",message="expected at most 64 labels and 64 expressions"
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
-	// disabled: nobody gets an address of the pool who has none. Those who have one keep it.
+	// allocation is Enabled if pods that have no address of the pool can get one, Disabled if they cannot. Pods that have
+	// one keep it.
 	// +optional
-	Disabled bool `json:"disabled,omitempty"`
+	// +kubebuilder:default=Enabled
+	Allocation PodIPPoolAllocation `json:"allocation,omitempty"`
 }
 
 // PodIPPoolMode is how packets find the pods of a pool.
@@ -99,6 +101,17 @@ type PodIPPoolMode string
 const (
 	ModeL2     PodIPPoolMode = "L2"
 	ModeRouted PodIPPoolMode = "Routed"
+)
+
+// PodIPPoolAllocation is whether a pool gives addresses to pods that have none.
+//
+// +kubebuilder:validation:Enum=Enabled;Disabled
+type PodIPPoolAllocation string
+
+// The values of PodIPPoolAllocation; none is AllocationEnabled.
+const (
+	AllocationEnabled  PodIPPoolAllocation = "Enabled"
+	AllocationDisabled PodIPPoolAllocation = "Disabled"
 )
 
 // PodIPRoute is a route of a pod.

@@ -92,10 +92,11 @@ type RetainedIPSpec struct {
 	// +kubebuilder:validation:Enum=Retain;Release
 	WhenMoved string `json:"whenMoved,omitempty"`
 
-	// release releases the addresses as soon as no pod uses them. People may set it; the controller sets it when
-	// the workload no longer wants the pod. The agent deletes the object once that is done.
+	// release asks for an end of the retention. With Now the addresses are released as soon as no pod uses them. Users
+	// may set it; the controller sets it when the workload no longer wants the pod. The agent deletes the object once
+	// that is done.
 	// +optional
-	Release bool `json:"release,omitempty"`
+	Release Release `json:"release,omitempty"`
 
 	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
 	// +optional
@@ -125,6 +126,14 @@ type WorkloadReference struct {
 	// +kubebuilder:validation:MaxLength=253
 	UID string `json:"uid"`
 }
+
+// Release is when addresses are to be released, at the latest.
+//
+// +kubebuilder:validation:Enum=Now
+type Release string
+
+// ReleaseNow releases addresses as soon as no pod can use them.
+const ReleaseNow Release = "Now"
 
 // Phase of a RetainedIP.
 //

@@ -40,6 +40,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.Phase
   scalar: string
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.Release
+  scalar: string
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.RetainedIP
   map:
     fields:
@@ -72,7 +74,7 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
     - name: release
       type:
-        scalar: boolean
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.Release
     - name: retention
       type:
         scalar: string

@@ -2,6 +2,10 @@
 
 package v1alpha1
 
+import (
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
 // RetainedIPSpecApplyConfiguration represents a declarative configuration of the RetainedIPSpec type for use
 // with apply.
 //
@@ -24,9 +28,10 @@ type RetainedIPSpecApplyConfiguration struct {
 	// whenMoved says what happens to the addresses once the pod has been Ready on another node for ten minutes, which
 	// keeps addresses for it, too.
 	WhenMoved *string `json:"whenMoved,omitempty"`
-	// release releases the addresses as soon as no pod uses them. People may set it; the controller sets it when
-	// the workload no longer wants the pod. The agent deletes the object once that is done.
-	Release *bool `json:"release,omitempty"`
+	// release asks for an end of the retention. With Now the addresses are released as soon as no pod uses them. Users
+	// may set it; the controller sets it when the workload no longer wants the pod. The agent deletes the object once
+	// that is done.
+	Release *stayputv1alpha1.Release `json:"release,omitempty"`
 	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
 	// scheduled is what Stayput's controller has seen bound to the node: pod/NAME, or identity/NAME of a pod with a
@@ -101,7 +106,7 @@ func (b *RetainedIPSpecApplyConfiguration) WithWhenMoved(value string) *Retained
 // WithRelease sets the Release field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Release field is set to the value of the last call.
-func (b *RetainedIPSpecApplyConfiguration) WithRelease(value bool) *RetainedIPSpecApplyConfiguration {
+func (b *RetainedIPSpecApplyConfiguration) WithRelease(value stayputv1alpha1.Release) *RetainedIPSpecApplyConfiguration {
 	b.Release = &value
 	return b
 }
