@@ -122,6 +122,10 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a PodIP whose node has no prefix", "status.podCIDR: expected a CIDR",
 			merge(podIPKind, "10.8.168.102", `{status: {podCIDR: 10.244.2.1}}`, "status")},
 		{"a PodIP changes its pool", "spec.pool is immutable", merge(podIPKind, "10.6.168.101", `{spec: {pool: green}}`)},
+		{"a PodIP with a retention that is no duration", "spec.retention",
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIP, metadata: {name: 10.6.168.109}, spec: {pool: blue, mode: L2, namespace: guarded, podName: web-9, podUID: u, interface: eth0, retention: forever}}`)},
+		{"a PodIPReport with a round that clients cannot read", "spec.round",
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: node-9}, spec: {round: "2026-01-01T00:00:00Z"}}`)},
 		{"a second PodIPAudit", "metadata.name: expected cluster",
 			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPAudit, metadata: {name: other}, spec: {round: "2026-01-01T00:00:00.000001Z", phase: Settled, mark: "2026-01-01T00:00:00.000000Z"}}`)},
 	} {

@@ -87,6 +87,7 @@ type PodIPSpec struct {
 	// free at once.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^(while-owned|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`
 	Retention string `json:"retention,omitempty"`
 
 	// whenScaled says what happens to the address when the workload is scaled down below the pod.

@@ -74,6 +74,7 @@ type RetainedIPSpec struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^(while-owned|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`
 	Retention string `json:"retention,omitempty"`
 
 	// whenScaled says what happens to the addresses when the workload is scaled down below the pod.
