@@ -39,7 +39,7 @@ type PodIP struct {
 	Status PodIPStatus `json:"status,omitempty"`
 }
 
-// PodIPSpec says whose the address is. The controller writes it; people may set release.
+// PodIPSpec says which pod has the address. The controller writes it; administrators may set release.
 type PodIPSpec struct {
 	// pool is the PodIPPool that gave the address.
 	// +kubebuilder:validation:MinLength=1
@@ -47,12 +47,12 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
 
-	// mode is that of the pool.
+	// mode is the mode of the pool.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.mode is immutable"
 	Mode PodIPPoolMode `json:"mode"`
 
-	// namespace of the pods that the address belongs to. It changes only at the end of a quarantine, if a pod of another
-	// one turns out to have the address.
+	// namespace is the namespace of the pods that the address belongs to. It changes only at the end of a quarantine, if a
+	// pod of another namespace turns out to have the address.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Namespace string `json:"namespace"`
@@ -68,7 +68,8 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID"`
 
-	// identity is the shared identity (annotation stayput.io/identity) whose address it is; empty if it is the pod's own.
+	// identity is the shared identity (annotation stayput.io/identity) that has the address. It is absent if the address
+	// is the pod's own.
 	// +optional
 	// +kubebuilder:validation:MaxLength=262144
 	Identity string `json:"identity,omitempty"`
@@ -78,13 +79,13 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network,omitempty"`
 
-	// interface is its name inside the pod.
+	// interface is the name of the interface inside the pod.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Interface string `json:"interface"`
 
-	// retention is how long the address is kept once the pod is gone: a Go duration, while-owned, or nothing: it is
-	// free at once.
+	// retention is how long the address is kept once the pod is gone: a Go duration, or while-owned. It is absent if the
+	// address is free at once.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^(while-owned|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`
@@ -100,7 +101,7 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:Enum=Retain;Release
 	WhenDeleted string `json:"whenDeleted,omitempty"`
 
-	// workload is the controller of the pod, if it has one.
+	// workload is the controller of the pod. It is absent if the pod has none.
 	// +optional
 	Workload *WorkloadReference `json:"workload,omitempty"`
 
@@ -108,29 +109,29 @@ type PodIPSpec struct {
 	// +optional
 	Release Release `json:"release,omitempty"`
 
-	// adopted: the pod of podUID had the address before, from another program, and is not told of it by Stayput. It is its
-	// own until it surely has it no more.
+	// adopted is true if the pod of podUID had the address before, from another program, and Stayput does not tell the pod
+	// of it. The address stays the pod's until the pod surely has it no more.
 	// +optional
 	Adopted bool `json:"adopted,omitempty"`
 
-	// quarantine is set while nobody gets the address, not even who it belongs to: another machine answers for it, or
-	// more than one pod has it by what the cluster knows.
+	// quarantine is set while no pod gets the address, not even the pod that it belongs to: another machine answers for
+	// it, or more than one pod has it by what the cluster knows.
 	// +optional
 	Quarantine *PodIPQuarantine `json:"quarantine,omitempty"`
 }
 
-// PodIPQuarantine is why nobody gets an address.
+// PodIPQuarantine is why no pod gets an address.
 type PodIPQuarantine struct {
 	// reason says what was found.
 	// +kubebuilder:validation:MaxLength=1024
 	Reason string `json:"reason"`
-	// mac is the MAC address of the other machine that answers for the address; missing: it is not because of one.
+	// mac is the MAC address of the other machine that answers for the address. It is absent if no machine does.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	MAC string `json:"mac,omitempty"`
-	// since is when it was found. Until every node has said later that it does not have the address, it stays.
+	// since is when the reason was found. The quarantine stays until every node has reported later which addresses it has.
 	Since metav1.MicroTime `json:"since"`
-	// until is when to look again; missing: at once.
+	// until is when nodes are asked again. It is absent if that is at once.
 	// +optional
 	Until *metav1.Time `json:"until,omitempty"`
 }
@@ -151,7 +152,7 @@ const (
 // PodIPStatus is what is known of the pod. The agent of the pod's node writes it, but for expires, and the controller
 // if the node is off for good.
 type PodIPStatus struct {
-	// phase of the address. To write Retained is a promise: the pod of podUID will never again have the address.
+	// phase is the state of the address. Retained is a promise: the pod of podUID will never again have the address.
 	// +optional
 	Phase PodIPPhase `json:"phase,omitempty"`
 
@@ -181,8 +182,8 @@ type PodIPStatus struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self)",message="status.podCIDR: expected a CIDR"
 	PodCIDR string `json:"podCIDR,omitempty"`
 
-	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
-	// pod has it. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the address becomes free: a time in RFC 3339, or "never" if it is kept without an end. It is absent
+	// while a pod has the address. It is a string because kubectl prints times in the future as invalid.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Expires string `json:"expires,omitempty"`

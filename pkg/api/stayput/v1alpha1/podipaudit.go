@@ -178,7 +178,7 @@ type PodIPReportSpec struct {
 
 // PodIPHeld is an address that a pod has on a node, by the node's own books.
 type PodIPHeld struct {
-	// address, without a prefix length.
+	// address is the address without a prefix length.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Address string `json:"address"`
@@ -186,34 +186,38 @@ type PodIPHeld struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID"`
-	// namespace of the pod.
+	// namespace is the namespace of the pod.
 	// +kubebuilder:validation:MaxLength=253
 	Namespace string `json:"namespace"`
-	// podName is its name.
+	// podName is the name of the pod.
 	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName"`
-	// pool that gave the address.
+	// pool is the PodIPPool that gave the address.
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
-	// mode of the pool.
+	// mode is the mode of the pool.
 	Mode PodIPPoolMode `json:"mode"`
-	// interface is its name inside the pod.
+	// interface is the name of the interface inside the pod.
 	// +kubebuilder:validation:MaxLength=64
 	Interface string `json:"interface"`
-	// identity, network, retention, whenScaled and whenDeleted are as in the spec of a PodIP. The identity is the pod's
-	// annotation as it stands, which may be as long as annotations can be: what is held must always be answered.
+	// identity is as in the spec of a PodIP. It is the pod's annotation as it stands, which may be as long as annotations
+	// can be: a node must always be able to report what it has.
 	// +optional
 	// +kubebuilder:validation:MaxLength=262144
 	Identity string `json:"identity,omitempty"`
+	// network is as in the spec of a PodIP.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network,omitempty"`
+	// retention is as in the spec of a PodIP.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Retention string `json:"retention,omitempty"`
+	// whenScaled is as in the spec of a PodIP.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	WhenScaled string `json:"whenScaled,omitempty"`
+	// whenDeleted is as in the spec of a PodIP.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	WhenDeleted string `json:"whenDeleted,omitempty"`

@@ -46,8 +46,8 @@ type PodIPPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!self.lowerAscii().startsWith('::ffff:') && (!isCIDR(self) || cidr(self).ip().family() == 4 || !(cidr('::/8').containsCIDR(self) || cidr(self).containsIP('::')))",message="IPv4-mapped addresses (::ffff:0:0/96) and their neighbours are no addresses of pods: write an IPv4 subnet, such as 10.6.0.0/16"
 	Subnet string `json:"subnet"`
 
-	// addresses are what the pool gives: addresses, ranges of them (10.6.168.101-10.6.168.110) and CIDRs. Without any it
-	// is the whole subnet but its first and last address and the gateway.
+	// addresses are what the pool gives: addresses, ranges of them (10.6.168.101-10.6.168.110) and CIDRs. If it is absent,
+	// the pool gives the whole subnet but its first and last address and the gateway.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=79
@@ -55,7 +55,7 @@ type PodIPPoolSpec struct {
 	// +listType=atomic
 	Addresses []string `json:"addresses,omitempty"`
 
-	// excludedAddresses are those among them that are not given. They are written in the same way, and may be anywhere.
+	// excludedAddresses are never given. They are written in the same way, and need not be among addresses.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=79
@@ -63,12 +63,12 @@ type PodIPPoolSpec struct {
 	// +listType=atomic
 	ExcludedAddresses []string `json:"excludedAddresses,omitempty"`
 
-	// gateway of the subnet, for mode L2. It is given to no pod.
+	// gateway is the address of the subnet's gateway, for mode L2. It is given to no pod.
 	// +optional
 	// +kubebuilder:validation:MaxLength=39
 	Gateway string `json:"gateway,omitempty"`
 
-	// routes that pods get beside the one by the gateway, for mode L2.
+	// routes are what pods get beside the route by the gateway, for mode L2.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
@@ -138,7 +138,7 @@ const (
 
 // PodIPPoolStatus is what the controller counts.
 type PodIPPoolStatus struct {
-	// addresses are how many there are.
+	// addresses counts the addresses of the pool.
 	// +optional
 	Addresses PodIPPoolAddresses `json:"addresses,omitempty"`
 
@@ -150,11 +150,11 @@ type PodIPPoolStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// PodIPPoolAddresses counts the addresses of a pool. What is more than 2^63-1 is that.
+// PodIPPoolAddresses counts the addresses of a pool. A count of more than 2^63-1 is shown as 2^63-1.
 type PodIPPoolAddresses struct {
 	// total is how many the pool may give.
 	Total int64 `json:"total"`
-	// used is how many of these are somebody's, also while no pod uses them.
+	// used is how many of these belong to pods or are kept for them.
 	Used int64 `json:"used"`
 	// free is how many can be given now.
 	Free int64 `json:"free"`

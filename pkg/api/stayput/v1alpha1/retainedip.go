@@ -24,6 +24,10 @@ func AddToScheme(s *runtime.Scheme) error {
 //
 // There is one object for each pod and node. It is owned by the Node.
 //
+// There is no status subresource, because the agent applies the whole object: with one, each start of a pod would cost
+// one more write, and spec and status could disagree between the two. Admission policies keep other writers from the
+// status.
+//
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=retainedips,shortName=retip,categories=stayput,scope=Namespaced
 // +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
@@ -43,7 +47,7 @@ type RetainedIP struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec RetainedIPSpec `json:"spec"`
-	// status is what the node's ledger says. There is no status subresource: the agent applies the whole object.
+	// status is what the node's ledger says.
 	// +optional
 	Status RetainedIPStatus `json:"status,omitempty"`
 }
@@ -64,7 +68,7 @@ type RetainedIPSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName,omitempty"`
 
-	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are; empty if they are
+	// identity is the shared identity (annotation stayput.io/identity) that has the addresses. It is absent if they are
 	// the pod's own.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
@@ -99,14 +103,14 @@ type RetainedIPSpec struct {
 	// +optional
 	Release Release `json:"release,omitempty"`
 
-	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
+	// workload is the controller of the pod. It is absent if it is not known. Stayput's controller applies it.
 	// +optional
 	Workload *WorkloadReference `json:"workload,omitempty"`
 
-	// scheduled is what Stayput's controller has seen bound to the node: pod/NAME, or identity/NAME of a pod with a
-	// shared identity. Only if it says so of what has the addresses is the node a home: what a node says of itself does
-	// not attract pods that never ran there. Stayput's controller applies it; kubectl stayput import sets it of pods that
-	// were there before Stayput was.
+	// scheduled is what Stayput's controller knows to have been bound to the node: pod/NAME, or identity/NAME of a pod with
+	// a shared identity. The node is a home only if it names the pod or identity that has the addresses: what a node says
+	// of itself does not attract pods that never ran there. Only Stayput's controller applies it. It sets it while such a
+	// pod is bound there, and again, within a day, if the pod has ended or the RetainedIP was deleted and published again.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
 	Scheduled string `json:"scheduled,omitempty"`
@@ -168,7 +172,7 @@ type RetainedIPStatus struct {
 	// +kubebuilder:validation:MaxItems=256
 	Addresses []NetworkAddresses `json:"addresses,omitempty"`
 
-	// podUID is the pod that uses the addresses or used them last, if it is known.
+	// podUID is the pod that uses the addresses or used them last. It is absent if it is not known.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID,omitempty"`
@@ -178,12 +182,12 @@ type RetainedIPStatus struct {
 	Since *metav1.Time `json:"since,omitempty"`
 
 	// lastBoundTime is when a pod got the addresses for the last time, by the clock of the node. Of all nodes that keep
-	// addresses of a pod, the one with the latest is its home. It is missing if the node does not know it.
+	// addresses of a pod, the node with the latest is its home. It is absent if the node does not know it.
 	// +optional
 	LastBoundTime *metav1.Time `json:"lastBoundTime,omitempty"`
 
-	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
-	// while they are bound. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the addresses become free: a time in RFC 3339, or "never" if they are kept without an end. It is
+	// absent while they are bound. It is a string because kubectl prints times in the future as invalid.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	Expires string `json:"expires,omitempty"`

@@ -19,11 +19,15 @@ import (
 // deleted. To release the addresses, set spec.release.
 //
 // There is one object for each pod and node. It is owned by the Node.
+//
+// There is no status subresource, because the agent applies the whole object: with one, each start of a pod would cost
+// one more write, and spec and status could disagree between the two. Admission policies keep other writers from the
+// status.
 type RetainedIPApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	Spec                             *RetainedIPSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the node's ledger says. There is no status subresource: the agent applies the whole object.
+	// status is what the node's ledger says.
 	Status *RetainedIPStatusApplyConfiguration `json:"status,omitempty"`
 }
 

@@ -16,7 +16,7 @@ type RetainedIPSpecApplyConfiguration struct {
 	NodeName *string `json:"nodeName,omitempty"`
 	// podName is the pod, in the namespace of this object, that has the addresses or had them last.
 	PodName *string `json:"podName,omitempty"`
-	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are; empty if they are
+	// identity is the shared identity (annotation stayput.io/identity) that has the addresses. It is absent if they are
 	// the pod's own.
 	Identity *string `json:"identity,omitempty"`
 	// retention is how long the addresses are kept once the pod has stopped: a Go duration, or while-owned.
@@ -32,12 +32,12 @@ type RetainedIPSpecApplyConfiguration struct {
 	// may set it; the controller sets it when the workload no longer wants the pod. The agent deletes the object once
 	// that is done.
 	Release *stayputv1alpha1.Release `json:"release,omitempty"`
-	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
+	// workload is the controller of the pod. It is absent if it is not known. Stayput's controller applies it.
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
-	// scheduled is what Stayput's controller has seen bound to the node: pod/NAME, or identity/NAME of a pod with a
-	// shared identity. Only if it says so of what has the addresses is the node a home: what a node says of itself does
-	// not attract pods that never ran there. Stayput's controller applies it; kubectl stayput import sets it of pods that
-	// were there before Stayput was.
+	// scheduled is what Stayput's controller knows to have been bound to the node: pod/NAME, or identity/NAME of a pod with
+	// a shared identity. The node is a home only if it names the pod or identity that has the addresses: what a node says
+	// of itself does not attract pods that never ran there. Only Stayput's controller applies it. It sets it while such a
+	// pod is bound there, and again, within a day, if the pod has ended or the RetainedIP was deleted and published again.
 	Scheduled *string `json:"scheduled,omitempty"`
 }
 

@@ -18,15 +18,15 @@ type RetainedIPStatusApplyConfiguration struct {
 	IPs []string `json:"ips,omitempty"`
 	// addresses are the ips by network and interface.
 	Addresses []NetworkAddressesApplyConfiguration `json:"addresses,omitempty"`
-	// podUID is the pod that uses the addresses or used them last, if it is known.
+	// podUID is the pod that uses the addresses or used them last. It is absent if it is not known.
 	PodUID *string `json:"podUID,omitempty"`
 	// since is when the phase began.
 	Since *v1.Time `json:"since,omitempty"`
 	// lastBoundTime is when a pod got the addresses for the last time, by the clock of the node. Of all nodes that keep
-	// addresses of a pod, the one with the latest is its home. It is missing if the node does not know it.
+	// addresses of a pod, the node with the latest is its home. It is absent if the node does not know it.
 	LastBoundTime *v1.Time `json:"lastBoundTime,omitempty"`
-	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
-	// while they are bound. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the addresses become free: a time in RFC 3339, or "never" if they are kept without an end. It is
+	// absent while they are bound. It is a string because kubectl prints times in the future as invalid.
 	Expires *string `json:"expires,omitempty"`
 }
 
