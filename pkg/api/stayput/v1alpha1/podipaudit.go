@@ -6,8 +6,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PodIPAudit asks all nodes about the addresses of pools, and shows the controller that the API server was restored from
-// a backup. There is one, of the name cluster. Only the controller writes it.
+// PodIPAudit asks all nodes about the addresses of pools, and shows the controller that the API server was restored
+// from a backup. There is one, of the name cluster. Only the controller writes it.
 //
 // It is internal: what the controller tells the agents, and may change in any version.
 //
@@ -118,7 +118,8 @@ func RoundOf(t *metav1.MicroTime) int64 {
 	return t.UnixNano()
 }
 
-// RoundTime returns the time of a round in nanoseconds since 1970, which are whole microseconds. It is zero if round is.
+// RoundTime returns the time of a round in nanoseconds since 1970, which are whole microseconds. It is zero if round
+// is.
 func RoundTime(round int64) metav1.MicroTime {
 	if round == 0 {
 		return metav1.MicroTime{}

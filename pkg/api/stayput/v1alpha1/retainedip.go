@@ -52,7 +52,7 @@ type RetainedIP struct {
 	Status RetainedIPStatus `json:"status,omitempty"`
 }
 
-// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release,
+// RetainedIPSpec says which pod has the addresses and how long they are kept. The node's agent applies all but release,
 // workload and scheduled.
 type RetainedIPSpec struct {
 	// nodeName is the node that keeps the addresses.
@@ -107,10 +107,11 @@ type RetainedIPSpec struct {
 	// +optional
 	Workload *WorkloadReference `json:"workload,omitempty"`
 
-	// scheduled is what Stayput's controller knows to have been bound to the node: pod/NAME, or identity/NAME of a pod with
-	// a shared identity. The node is a home only if it names the pod or identity that has the addresses: what a node says
-	// of itself does not attract pods that never ran there. Only Stayput's controller applies it. It sets it while such a
-	// pod is bound there, and again, within a day, if the pod has ended or the RetainedIP was deleted and published again.
+	// scheduled is what Stayput's controller knows to have been bound to the node: pod/NAME, or identity/NAME of a pod
+	// with a shared identity. The node is a home only if it names the pod or identity that has the addresses: what a node
+	// says of itself does not attract pods that never ran there. Only Stayput's controller applies it. It sets it while
+	// such a pod is bound there, and again, within a day, if the pod has ended or the RetainedIP was deleted and published
+	// again.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
 	Scheduled string `json:"scheduled,omitempty"`

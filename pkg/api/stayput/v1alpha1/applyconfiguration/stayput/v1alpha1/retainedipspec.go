@@ -9,7 +9,7 @@ import (
 // RetainedIPSpecApplyConfiguration represents a declarative configuration of the RetainedIPSpec type for use
 // with apply.
 //
-// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release,
+// RetainedIPSpec says which pod has the addresses and how long they are kept. The node's agent applies all but release,
 // workload and scheduled.
 type RetainedIPSpecApplyConfiguration struct {
 	// nodeName is the node that keeps the addresses.
@@ -34,10 +34,11 @@ type RetainedIPSpecApplyConfiguration struct {
 	Release *stayputv1alpha1.Release `json:"release,omitempty"`
 	// workload is the controller of the pod. It is absent if it is not known. Stayput's controller applies it.
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
-	// scheduled is what Stayput's controller knows to have been bound to the node: pod/NAME, or identity/NAME of a pod with
-	// a shared identity. The node is a home only if it names the pod or identity that has the addresses: what a node says
-	// of itself does not attract pods that never ran there. Only Stayput's controller applies it. It sets it while such a
-	// pod is bound there, and again, within a day, if the pod has ended or the RetainedIP was deleted and published again.
+	// scheduled is what Stayput's controller knows to have been bound to the node: pod/NAME, or identity/NAME of a pod
+	// with a shared identity. The node is a home only if it names the pod or identity that has the addresses: what a node
+	// says of itself does not attract pods that never ran there. Only Stayput's controller applies it. It sets it while
+	// such a pod is bound there, and again, within a day, if the pod has ended or the RetainedIP was deleted and published
+	// again.
 	Scheduled *string `json:"scheduled,omitempty"`
 }
 
