@@ -21,10 +21,10 @@ func importCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | -)",
 		Short: "Take over addresses that another program has promised on this node",
-		Long: `Take over addresses that another program has promised on this node: openkruise is what its patched host-local
-has reserved; - reads a list from standard input, in the form that is printed. Without --act it only prints what
-it would do. It takes the flags of the daemon and has to be given the same ones; kubectl stayput import runs it
-in the agent's pod.`,
+		Long: `Take over addresses that another program has promised on this node. openkruise imports the reservations of its
+patched host-local; - reads a list from standard input, in the format that this command prints. Without --act it
+only prints what it would do. It accepts the flags of the daemon and must be given the same values; kubectl stayput
+import runs it in the agent's pod.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var items []inspection.ImportItem
@@ -64,9 +64,9 @@ in the agent's pod.`,
 	}
 	o.addFlags(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&act, "act", false, "carry it out")
+	f.BoolVar(&act, "act", false, "carry out the changes instead of only printing them")
 	f.StringSliceVar(&dataDirs, "data-dir", nil,
-		"data directories of host-local, beside those of the networks that stayput serves and "+ledger.DefaultDataDir)
+		"data directories of host-local, in addition to those of the networks that stayput serves and "+ledger.DefaultDataDir)
 	return cmd
 }
 

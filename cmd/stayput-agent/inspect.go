@@ -14,8 +14,8 @@ func inspectCommand(o *options) *cobra.Command {
 		Use:   "inspect",
 		Short: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON",
 		Long: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON. It changes nothing. It " +
-			"takes the\n" +
-			"flags of the daemon and has to be given the same ones; kubectl stayput runs it in the agent's pod that way.",
+			"accepts the\n" +
+			"flags of the daemon and must be given the same values; kubectl stayput runs it that way in the agent's pod.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printJSON(cmd, inspect.Node(cmd.Context(), inspect.Options{

@@ -85,7 +85,7 @@ func TestImportNeedsASourceAndTheRuntime(t *testing.T) {
 		t.Errorf("of another source: %v", err)
 	}
 	if _, err := execute("import", "openkruise", "--state-dir", state, "--cri-socket", filepath.Join(state, "none.sock"),
-		"--act"); err == nil || !strings.Contains(err.Error(), "without which nothing can be imported") {
+		"--act"); err == nil || !strings.Contains(err.Error(), "which the import requires") {
 		t.Errorf("without a runtime: %v", err)
 	}
 }

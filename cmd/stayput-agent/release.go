@@ -16,9 +16,9 @@ func releaseCommand(o *options) *cobra.Command {
 		Use:   "release NAMESPACE",
 		Short: "Release what this node retains for pods of a namespace that is gone",
 		Long: `Release what this node retains for pods of a namespace that is gone, and print it as JSON.
-Without --act it only prints what it would release. What is bound stays. It takes the flags of the daemon and has to be
-given the same ones; kubectl stayput release --node runs it in the agent's pod, and makes sure that there is no such
-namespace.`,
+Without --act it only prints what it would release. Bound addresses stay. It accepts the flags of the daemon and must
+be given the same values; kubectl stayput release --node runs it in the agent's pod and verifies that the namespace
+does not exist.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			done, err := release(ledger.Options{StateDir: o.node.StateDir}, args[0], act)
@@ -26,7 +26,7 @@ namespace.`,
 		},
 	}
 	o.addFlags(cmd)
-	cmd.Flags().BoolVar(&act, "act", false, "carry it out")
+	cmd.Flags().BoolVar(&act, "act", false, "carry out the changes instead of only printing them")
 	return cmd
 }
 

@@ -46,7 +46,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	p.StringVar(&n.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
 	f := cmd.Flags()
 	f.StringVar(&n.NRISocket, "nri-socket", "/var/run/nri/nri.sock",
-		"NRI socket of the container runtime; empty: it has none, and annotations come through CNI and from CRI")
+		"NRI socket of the container runtime; empty: no NRI, annotations come from CNI and CRI")
 	f.StringVar(&n.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
 	f.BoolVar(&n.InstallCNI, "install-cni", false,
 		"install the plugin in --cni-bin-dir and maintain "+cniconf.ConflistName+" in --cni-conf-dir")
@@ -57,16 +57,16 @@ func (o *options) addFlags(cmd *cobra.Command) {
 		"with --install-cni: share of each range that may be promised to one namespace, above 0 and at most 1; "+
 			"0: all of --promised-share")
 	f.Int64Var(&n.PromisedLimit, "promised-limit", 0,
-		"with --install-cni: how many addresses of each range may be promised at most; 0: the plugin's default")
+		"with --install-cni: maximum number of addresses of each range that may be promised; 0: the plugin's default")
 	f.Int64Var(&n.PromisedLimitPerNamespace, "promised-limit-per-namespace", 0,
-		"with --install-cni: how many addresses of each range may be promised to one namespace at most; "+
+		"with --install-cni: maximum number of addresses of each range that may be promised to one namespace; "+
 			"0: all of --promised-limit")
 	f.DurationVar(&n.LongestRetention, "longest-retention", 0,
-		"with --install-cni: longest time that an address is retained; 0: no limit")
+		"with --install-cni: maximum time that an address is retained; 0: no limit")
 	f.DurationVar(&n.GracePeriod, "grace-period", node.DefaultGracePeriod,
-		"how long the runtime must not list a sandbox before its address counts as leaked")
+		"how long a sandbox must be missing from the runtime before its address counts as leaked")
 	f.DurationVar(&n.Interval, "reconcile-interval", node.DefaultInterval,
-		"longest time between two reconciliations, jittered")
+		"maximum time between two reconciliations, jittered")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the cluster that the agent runs in, if any")
 	f.StringVar(&n.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
 	f.StringVar(&n.Namespace, "namespace", "",

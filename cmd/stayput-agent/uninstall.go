@@ -16,7 +16,7 @@ func uninstallCommand(o *options) *cobra.Command {
 	var root string
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Put this node back as it was before stayput",
+		Short: "Restore this node to its state before stayput",
 		Long: `Remove stayput's CNI configuration, free the retained addresses of every network, and remove the plugin and
 stayput's records. The daemon does the same when stayput is uninstalled from the cluster; this command is for a
 node whose agent did not run then. Running pods keep their addresses; host-local frees them when they end. Run it

@@ -74,7 +74,7 @@ type Options struct {
 
 	// GracePeriod is how long the runtime must not have known an attachment before it counts as leaked.
 	GracePeriod time.Duration
-	// Interval is the longest time between two reconciliations, jittered.
+	// Interval is the maximum time between two reconciliations, jittered.
 	Interval time.Duration
 
 	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and Namespace

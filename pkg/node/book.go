@@ -116,10 +116,10 @@ func (k *bookKeeper) noteNewer(books []book) {
 		}
 	}
 	if n > 0 {
-		said = fmt.Sprintf("%d addresses are left alone, one of them: %s", n, said)
+		said = fmt.Sprintf("%d addresses are left unchanged, for example %s", n, said)
 	}
 	if was := k.newer.Swap(&said); said != "" && (was == nil || *was != said) {
-		k.log.Error("Records of a newer version of stayput", "err", said)
+		k.log.Error("Found records of a newer version of stayput", "err", said)
 	}
 }
 
@@ -207,7 +207,7 @@ func (k *bookKeeper) endClaims(ledgers []*ledger.Ledger, opened bool, keys []led
 		k.metrics.released.WithLabelValues(key.Network).Inc()
 		what := "was released on request"
 		if c.Phase == retainedip.PhaseBound {
-			what = "is released when its pod ends, as requested"
+			what = "will be released when its pod ends, as requested"
 		}
 		k.news.publish(ledger.Event{
 			Reason: retainedip.EventReleased, Key: key, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs,
@@ -225,7 +225,7 @@ func (k *bookKeeper) expire() (next time.Duration, ends bool) {
 		expired, _, err := l.Expire()
 		if err != nil {
 			k.metrics.expireErrors.Inc()
-			k.log.Error("Cannot expire every retention", "network", network, "err", err)
+			k.log.Error("Cannot expire all retentions", "network", network, "err", err)
 		}
 		for _, e := range expired {
 			k.metrics.expired.WithLabelValues(network).Inc()

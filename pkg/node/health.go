@@ -75,7 +75,7 @@ func (a *Agent) Handler() http.Handler {
 	// A page is complete before the first byte goes out, so that a slow reader occupies no place in flight.
 	mux.Handle("GET /metrics", http.TimeoutHandler(
 		promhttp.HandlerFor(a.o.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2}),
-		gatherTimeout, "the metrics were not gathered in time"))
+		gatherTimeout, "gathering metrics timed out"))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if stuck := a.health.stuck(time.Now()); len(stuck) > 0 {
 			http.Error(w, fmt.Sprintf("stuck: %v", stuck), http.StatusServiceUnavailable)

@@ -67,25 +67,25 @@ func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 	m := &metrics{
 		registry: r,
 		books:    newBookMetrics(r),
-		restores: perNetwork("stayput_restores_total", "Pods given back their retained addresses."),
+		restores: perNetwork("stayput_restores_total", "Pods that got their retained addresses back."),
 		misses: perNetwork("stayput_restore_misses_total",
-			"Pods given other addresses than those promised, by reason.", "reason"),
+			"Pods that got addresses other than those promised, by reason.", "reason"),
 		refused: perNetwork("stayput_retentions_refused_total",
-			"Retentions refused because too many addresses are promised."),
+			"Retentions refused because the limit of promised addresses was reached."),
 		clamped:   perNetwork("stayput_retentions_clamped_total", "Retentions shortened to the network's maximum."),
 		expired:   perNetwork("stayput_retentions_expired_total", "Retentions expired."),
 		released:  perNetwork("stayput_retentions_released_total", "Retentions ended on request."),
 		reclaimed: perNetwork("stayput_addresses_reclaimed_total", "Leaked addresses reclaimed."),
 
 		badAnnotations: counter("stayput_invalid_annotations_total", "Running pods observed with invalid annotations."),
-		verifyFailures: counter("stayput_verify_failures_total", "Pods without an address that is bound to them."),
+		verifyFailures: counter("stayput_verify_failures_total", "Pods on which a bound address is not configured."),
 
 		nriConnected: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "stayput_agent_nri_connected",
-			Help: "Whether the agent is connected to NRI; absent if it is not to use NRI.",
+			Help: "Whether the agent is connected to NRI; absent if NRI is disabled.",
 		}),
 		nriConnections: counter("stayput_agent_nri_connections_total",
-			"NRI connections established; those after the first are reconnects."),
+			"NRI connections established, including reconnects."),
 		hookDuration: register.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "stayput_agent_nri_hook_duration_seconds",
 			Help:    "Duration of NRI hooks. The runtime disconnects an agent that takes more than 2 s.",
@@ -99,19 +99,19 @@ func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 		reconcileErrors: counter("stayput_agent_reconcile_errors_total",
 			"Reconciliations that failed, in whole or in part."),
 		queueDropped: counter("stayput_agent_queue_dropped_total",
-			"Sandboxes dropped from the full queue, left to the next reconciliation."),
+			"Sandboxes dropped because the queue was full; the next reconciliation handles them."),
 		suspects: gauge("stayput_agent_leak_suspects",
 			"Attachments and unreadable files that hold an address without a sandbox in the runtime."),
 		held: gauge("stayput_agent_leak_suspects_held",
-			"Leak suspects kept past the grace period because their addresses are, or may be, in use."),
+			"Leak suspects not reclaimed after the grace period because their addresses are or may be in use."),
 		leftovers:     counter("stayput_agent_leftover_namespaces_removed_total", "Leftover network namespaces removed."),
 		policyErrors:  counter("stayput_agent_policy_errors_total", "Failures to set a pod's policy."),
 		networkErrors: counter("stayput_agent_network_errors_total", "Failures to read a network."),
-		expireErrors:  counter("stayput_agent_expire_errors_total", "Failures to expire every retention that is due."),
-		releaseErrors: counter("stayput_agent_release_errors_total", "Failures to release addresses, each retried."),
-		spoolErrors:   counter("stayput_agent_spool_errors_total", "Failures to read a report of the plugin."),
+		expireErrors:  counter("stayput_agent_expire_errors_total", "Failures to expire retentions that are due."),
+		releaseErrors: counter("stayput_agent_release_errors_total", "Failures to release addresses; each is retried."),
+		spoolErrors:   counter("stayput_agent_spool_errors_total", "Failures to read a plugin report."),
 		reportsLost: counter("stayput_agent_reports_lost_total",
-			"Reports of the plugin lost because more came than the spool holds while no agent read it."),
+			"Plugin reports lost because the spool overflowed while no agent was reading it."),
 		announced:   counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
 		connections: counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
 		peerErrors: counter("stayput_agent_peer_errors_total",
@@ -151,14 +151,15 @@ func newBookMetrics(r *prometheus.Registry) *bookMetrics {
 	m := &bookMetrics{
 		addresses: desc("stayput_addresses", "Addresses by state: bound, retained, newer or unreadable.", "state"),
 		oldest: desc("stayput_oldest_retained_timestamp_seconds",
-			"Time since which the longest retained address is retained, in seconds since the epoch; absent if none is."),
+			"Unix time since which the longest retained address has been retained; absent if no address is retained."),
 		next: desc("stayput_next_expiry_timestamp_seconds",
-			"Time of the next expiry, in seconds since the epoch; absent if none is due."),
+			"Unix time of the next expiry; absent if no retention expires."),
 		size:  desc("stayput_range_addresses", "Addresses in a range set.", "range"),
 		taken: desc("stayput_range_taken_addresses", "Addresses in a range set that are not free.", "range"),
-		promised: desc("stayput_range_promised_addresses", "Promised addresses in a range set, bound and retained.",
+		promised: desc("stayput_range_promised_addresses", "Promised addresses in a range set, bound or retained.",
 			"range"),
-		promisable: desc("stayput_range_promisable_addresses", "Maximum of promised addresses in a range set.", "range"),
+		promisable: desc("stayput_range_promisable_addresses", "Maximum number of promised addresses in a range set.",
+			"range"),
 	}
 	r.MustRegister(m)
 	return m
@@ -247,7 +248,7 @@ type latencyMetrics struct {
 
 func newLatencyMetrics(r *prometheus.Registry, dir spool.Dir, log *slog.Logger) {
 	r.MustRegister(&latencyMetrics{dir: dir, log: log, desc: prometheus.NewDesc("stayput_plugin_duration_seconds",
-		"Duration of CNI plugin commands, waiting included, by result. ADD: ordinary, promised, restored or in_use, which "+
+		"Duration of CNI plugin commands, including waits, by result. ADD: ordinary, promised, restored or in_use, which "+
 			"is retried. DEL: retained or freed.",
 		[]string{"command", "result"}, nil)})
 }

@@ -25,7 +25,7 @@ func (n *networks) open() (ledgers []*ledger.Ledger, whole bool) {
 	ledgers, err := ledger.Networks(n.ledgers)
 	if err != nil {
 		n.metrics.networkErrors.Inc()
-		n.log.Error("Cannot open every network", "err", err)
+		n.log.Error("Cannot open all networks", "err", err)
 	}
 	return ledgers, err == nil
 }
@@ -79,7 +79,7 @@ func (n *networks) configured(served []*ledger.Ledger) (found []*ledger.Ledger) 
 	for _, f := range dir.Files {
 		c, err := dir.Conf(f).Stayput()
 		if err != nil {
-			n.log.Warn("The plugin cannot serve a network", "err", err)
+			n.log.Warn("Cannot serve network", "err", err)
 		}
 		if c == nil || filepath.Clean(cmp.Or(c.StateDir, ledger.DefaultStateDir)) != filepath.Clean(n.ledgers.StateDir) {
 			continue

@@ -102,7 +102,7 @@ func (a *announcer) announceDue(pending []*announcement) (later []*announcement)
 				later = append(later, p)
 			}
 		case errors.Is(err, fs.ErrNotExist) || p.made:
-			a.log.Debug("Nothing to announce, the pod has ended", append(attrs, "err", err)...)
+			a.log.Debug("Skipped announcement, the pod has ended", append(attrs, "err", err)...)
 		case now.After(p.giveUp):
 			a.metrics.peerErrors.Inc()
 			a.log.Warn("Cannot announce the pod's address to its peers", append(attrs, "err", err)...)
@@ -129,7 +129,7 @@ func (a *announcer) forgetConnections(events []ledger.Event) {
 	wall := wall(a.clock)
 	for _, e := range events {
 		if wall.Sub(e.Time) > stale {
-			a.log.Info("Too late to flush the old pod's connections",
+			a.log.Info("Skipped flushing the old pod's connections, too late",
 				"pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs)
 			continue
 		}

@@ -66,7 +66,7 @@ func (p *policies) promiseInTime(o observation) {
 	select {
 	case <-done:
 	case <-late.C:
-		p.log.Warn("Disk slow, the pod's address is not promised yet", o.sandbox.attrs()...)
+		p.log.Warn("Disk slow, the pod's address has not been promised yet", o.sandbox.attrs()...)
 	}
 }
 
@@ -104,7 +104,7 @@ func (p *policies) apply(o observation) {
 func (p *policies) identify(s Sandbox) ledger.Netns {
 	ns, ok, err := ledger.SystemNetns{}.Identify(s.Netns)
 	if err != nil || !ok {
-		p.log.Debug("No network namespace", s.attrs("netns", s.Netns, "err", err)...)
+		p.log.Debug("Cannot identify the network namespace", s.attrs("netns", s.Netns, "err", err)...)
 		return ledger.Netns{}
 	}
 	return ns
@@ -119,7 +119,7 @@ func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []net
 	log := p.log.With(s.attrs("network", at.ledger.Network().Name, "ifname", at.att.IfName)...)
 	switch pooled, err := p.pooled(at, s); {
 	case err != nil:
-		log.Debug("Cannot tell whether the pod's address is one of a pool, so nothing is promised", "err", err)
+		log.Debug("Cannot determine whether the pod's address is from a pool, promising nothing", "err", err)
 		o.err = err
 	case pooled:
 		o.policy, o.err = retention.Policy{}, nil

@@ -34,7 +34,7 @@ func (q *queue) put(o observation) {
 	case q.c <- o:
 	default:
 		q.metrics.queueDropped.Inc()
-		q.log.Warn("Queue full, left to a reconciliation", o.sandbox.attrs()...)
+		q.log.Warn("Queue full, deferred to reconciliation", o.sandbox.attrs()...)
 		q.reconcile.Up()
 	}
 }

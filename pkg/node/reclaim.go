@@ -72,7 +72,7 @@ func (r *reclaimer) suspectAll(books []book, listed map[string]cri.Sandbox, now 
 			if s == nil {
 				s = &suspicion{since: now}
 				r.suspects[k] = s
-				r.log.Info("Address of a sandbox that the runtime does not list", "network", b.ledger.Network().Name,
+				r.log.Info("Found the address of a sandbox that the runtime does not list", "network", b.ledger.Network().Name,
 					"addr", addr.Addr, "sandbox", k.att.ContainerID, "pod", addr.Pod.String(), "grace", r.grace)
 			}
 			if !seen[k] {
@@ -189,7 +189,7 @@ func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (
 			return nil, "", err
 		case leftover == nil:
 		case s.pod.Name == "":
-			return nil, fmt.Sprintf("its network namespace %s is there", s.netns.Path), nil
+			return nil, fmt.Sprintf("its network namespace %s exists", s.netns.Path), nil
 		case leftover.Process != 0:
 			return nil, fmt.Sprintf("process %d is in its network namespace %s", leftover.Process, s.netns.Path), nil
 		}
@@ -201,7 +201,7 @@ func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (
 			case u.Shows(addr):
 				return nil, fmt.Sprintf("%s is configured in network namespace %s", addr, u.Path), nil
 			case !known[u]:
-				return nil, fmt.Sprintf("%s may be configured there: %v", addr, u.Err), nil
+				return nil, fmt.Sprintf("%s may be configured in another network namespace: %v", addr, u.Err), nil
 			}
 		}
 	}
@@ -212,7 +212,7 @@ func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (
 func (r *reclaimer) hold(k suspect, why string) {
 	s := r.suspects[k]
 	if s.why != why {
-		r.log.Warn("Not reclaimed", suspectAttrs(k, s, "because", why)...)
+		r.log.Warn("Kept leak suspect", suspectAttrs(k, s, "because", why)...)
 	}
 	s.why = why
 }

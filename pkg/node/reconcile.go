@@ -155,7 +155,7 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 func (r *reconciler) netnsOf(ctx context.Context, s Sandbox) ledger.Netns {
 	path, err := r.cri.Netns(ctx, s.ID)
 	if err != nil || path == "" {
-		r.log.Warn("Cannot learn the pod's network namespace from the runtime", s.attrs("err", err)...)
+		r.log.Warn("Cannot get the pod's network namespace from the runtime", s.attrs("err", err)...)
 		return ledger.Netns{}
 	}
 	ns, ok, err := ledger.SystemNetns{}.Identify(path)

@@ -38,11 +38,11 @@ func (r *spoolReader) take(ctx context.Context) {
 	events, lost, err := r.spool.Take()
 	if err != nil {
 		r.metrics.spoolErrors.Inc()
-		r.log.Error("Cannot read every report of the plugin", "err", err)
+		r.log.Error("Cannot read all plugin reports", "err", err)
 	}
 	if lost > 0 {
 		r.metrics.reportsLost.Add(float64(lost))
-		r.log.Warn("Reports of the plugin were lost: more came than the spool holds while the agent was away", "lost", lost)
+		r.log.Warn("Lost plugin reports: the spool overflowed while the agent was not running", "lost", lost)
 	}
 	var restored []ledger.Event
 	for _, e := range events {

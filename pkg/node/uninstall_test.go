@@ -136,7 +136,7 @@ func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
 	r := w.installedIn(c)
 	eventually(t, "published", func() bool { return c.Object("kept") != nil && c.Object("runs") != nil })
 	c.Uninstall()
-	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: stayput was removed") })
 	if c.Object("kept") != nil || c.Object("runs") != nil {
 		t.Error("there are still RetainedIPs")
 	}
@@ -186,7 +186,7 @@ func TestHeldPromisesEndWithTheAgentOrAtAWord(t *testing.T) {
 			says := "promises end at"
 			if confirmed {
 				c.ConfirmUninstall()
-				says = "uninstalled: nothing of stayput is left"
+				says = "uninstalled: stayput was removed"
 			}
 			c.Uninstall()
 			eventually(t, "said", func() bool { return strings.Contains(r.says(t), says) })
@@ -252,9 +252,9 @@ func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testi
 			r := w.installedIn(cl)
 			eventually(t, "published", func() bool { return cl.Object("kept") != nil })
 			cl.Uninstall()
-			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
+			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: stayput was removed") })
 			check(t, r.stops())
-			if stays := slices.Contains(c.stay, cniconf.PluginName); strings.Contains(r.says(t), "but the plugin") != stays {
+			if stays := slices.Contains(c.stay, cniconf.PluginName); strings.Contains(r.says(t), "except the plugin") != stays {
 				t.Errorf("it says %s", r.says(t))
 			}
 			if got := append(list(t, conf), list(t, bins)...); !slices.Equal(got, c.stay) {
@@ -286,7 +286,7 @@ func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 	w.want(kept, ledger.StateRetained)
 	w.want(runs, ledger.StateBound)
 	check(t, unix.Unmount(conf, 0)) // and when it can be
-	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: stayput was removed") })
 	check(t, r.stops())
 	w.stateIsGone()
 }
@@ -419,7 +419,7 @@ func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
 			c.Answers(func(*http.Request) *metav1.Status { return nodetest.NotFound("configmaps", signal.ConfigMap) })
 			c.EndWatches(nil)
 		},
-		"the API server went back in time": func(c *nodetest.Cluster) {
+		"the API server's resourceVersion went backwards": func(c *nodetest.Cluster) {
 			c.Mu.Lock()
 			c.Installed, c.Version = "", 5
 			c.Mu.Unlock()
@@ -491,7 +491,7 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 	r = w.installedIn(c)
 	eventually(t, "reported", func() bool {
 		s := r.says(t)
-		return strings.Contains(s, "ledger: degraded: 2 addresses are left alone") &&
+		return strings.Contains(s, "ledger: degraded: 2 addresses are left unchanged") &&
 			strings.Contains(s, "has version 2, this stayput reads up to 1")
 	})
 	asked := c.Count("GET /apis/stayput.io")

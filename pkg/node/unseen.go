@@ -152,7 +152,7 @@ func (u *unseen) noteListed(a ledger.Address) {
 func (u *unseen) see(err error) {
 	said := ""
 	if err != nil {
-		said = "CNI has handed on no annotations of a pod, NRI is not connected, and the runtime's list cannot be had: " +
+		said = "CNI does not pass pod annotations, NRI is not connected, and the runtime's sandboxes cannot be listed: " +
 			err.Error()
 	}
 	u.trouble.Store(&said)
@@ -165,7 +165,7 @@ func (u *unseen) see(err error) {
 		u.said = true
 		u.news.publish(ledger.Event{
 			Reason:  retainedip.EventAnnotationsUnknown,
-			Message: said + ". Addresses of pods that start meanwhile are not retained",
+			Message: said + ". Addresses of pods that start in the meantime are not retained",
 		})
 	}
 }

@@ -198,7 +198,7 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 		`"plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`
 	must.Do(t, os.WriteFile(calico, []byte(theirs), 0o600))
 	defer os.Remove(calico)
-	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see docs/networks.md")
+	fails(t, c, "CNI configuration", "Calico manages addresses in its own IPAM", "see docs/networks.md")
 	readyzSays(t, node, "cni: degraded: unsupported: 05-calico.conflist: calico: ")
 	nodeSays(t, c, "CNINotConfigured", "unsupported: 05-calico.conflist")
 	must.Do(t, os.Remove(calico))

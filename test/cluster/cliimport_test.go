@@ -214,7 +214,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	deploy(t, c, ns, lab.Workload{Name: "web", Node: "node-3"})
 
 	for pod, why := range map[string]string{
-		"web-1": "in the ranges of none", "web-5f7d-x2": "no pod of this name comes again",
+		"web-1": "is not in the ranges of any network", "web-5f7d-x2": "no pod of this name comes again",
 	} {
 		if i, _ := imported(t, c, pod, "spiderpool"); i.Action != inspection.ActionRefuse || !strings.Contains(i.Why, why) {
 			t.Errorf("%s: %+v", pod, i)

@@ -82,7 +82,7 @@ func TestHostLocalTakesOverAfterUninstall(t *testing.T) {
 	must.Do(t, err)
 	for _, want := range []string{
 		"msg=Freed network=pods addr=" + kept.IP().String() + "\n",
-		`msg="In use, becomes free when its pod ends" network=pods addr=` + running.IP().String() + "\n",
+		`msg="Left bound address, it becomes free when its pod ends" network=pods addr=` + running.IP().String() + "\n",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("uninstall does not say %q: %s", want, out)

@@ -57,7 +57,7 @@
 // The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; bar UID (no ADD of a pod
 // of pools may succeed any more; with !, it has addresses), recheck EPOCH; serves [SUBNET...] [guard=GUARD]
 // [gateway=ADDRESS] (the cluster has these pools, without a subnet any) and serves none; tell UID FILE (the cluster has
-// given these addresses to the pod).
+// assigned these addresses to the pod).
 //
 // Assertions:
 //

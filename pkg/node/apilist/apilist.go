@@ -58,7 +58,7 @@ func readItems[T any](list *json.Decoder, each func(*T) error) error {
 	case is == nil: // an empty list of a type of Go
 		return nil
 	case is != json.Delim('['):
-		return fmt.Errorf("items: expected [, not %v", is)
+		return fmt.Errorf("items: expected [, got %v", is)
 	}
 	for list.More() {
 		o := new(T)
@@ -76,7 +76,7 @@ func readItems[T any](list *json.Decoder, each func(*T) error) error {
 func token(d *json.Decoder, want json.Delim) error {
 	is, err := d.Token()
 	if err == nil && is != want {
-		err = fmt.Errorf("expected %v, not %v", want, is)
+		err = fmt.Errorf("expected %v, got %v", want, is)
 	}
 	return err
 }

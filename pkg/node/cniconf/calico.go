@@ -20,18 +20,18 @@ const (
 )
 
 // ErrPodCIDRs says that a configuration takes its ranges from the Node, but that the Node's are not known.
-var ErrPodCIDRs = errors.New("the Node's podCIDRs are not known")
+var ErrPodCIDRs = errors.New("the Node's podCIDRs are unknown")
 
 // classifyCalico is about Calico's plugin with host-local.
 func classifyCalico(p map[string]any) (Kind, string) {
 	ipam, _ := p["ipam"].(map[string]any)
 	for _, key := range []string{"subnet", "ranges", "routes"} {
 		if other := foldedKey(ipam, key); other != "" {
-			return Foreign, fmt.Sprintf("ipam: key %q: expected it to be written %q", other, key)
+			return Foreign, fmt.Sprintf("ipam: key %q: expected the spelling %q", other, key)
 		}
 	}
 	if other, wanted := p["kubernetes"].(map[string]any); wanted && other["node_name"] != nil && wantsPodCIDRs(ipam) {
-		return Foreign, "kubernetes.node_name: Calico takes the podCIDRs of that Node, which need not be this one"
+		return Foreign, "kubernetes.node_name: Calico uses the podCIDRs of that Node, which may not be this one"
 	}
 	routes, isList := ipam["routes"].([]any)
 	if ipam["routes"] != nil && !isList {
@@ -40,8 +40,8 @@ func classifyCalico(p map[string]any) (Kind, string) {
 	for i, r := range routes {
 		route, _ := r.(map[string]any)
 		if dst, err := netip.ParsePrefix(fmt.Sprint(route["dst"])); err != nil || dst.Bits() != 0 {
-			return Foreign, fmt.Sprintf("ipam.routes[%d]: Calico gives pods other routes than the default ones for "+
-				"host-local alone", i)
+			return Foreign, fmt.Sprintf("ipam.routes[%d]: Calico sets routes other than default routes only "+
+				"with host-local", i)
 		}
 	}
 	return Stock, ""
@@ -76,7 +76,7 @@ func fillPodCIDRs(ipam map[string]any, all []netip.Prefix) error {
 				return p.String(), nil
 			}
 		}
-		return "", fmt.Errorf("%w: %s is written, and of that family there is none", ErrPodCIDRs, s)
+		return "", fmt.Errorf("%w: the configuration has %s, but the Node has no podCIDR of that family", ErrPodCIDRs, s)
 	})
 }
 

@@ -49,14 +49,14 @@ const flannelType = "flannel"
 // reasons are why the addresses of a plugin cannot be kept.
 var reasons = map[string]string{
 	"antrea":              "antrea-agent runs IPAM itself and refuses every type but host-local and its own",
-	"aws-cni":             "the AWS VPC CNI takes addresses from the VPC by its own daemon",
-	"azure-vnet":          "the Azure CNI takes addresses from the virtual network by its own IPAM",
-	"calico":              "Calico keeps addresses in its own IPAM",
-	"cilium-cni":          "cilium-agent hands out addresses itself",
-	"kube-ovn":            "Kube-OVN hands out addresses itself; it has fixed addresses of its own",
-	"ovn-k8s-cni-overlay": "OVN-Kubernetes hands out addresses itself",
-	"terway":              "Terway takes addresses from the VPC by its own daemon",
-	"weave-net":           "Weave Net hands out addresses itself",
+	"aws-cni":             "the AWS VPC CNI allocates addresses from the VPC through its own daemon",
+	"azure-vnet":          "the Azure CNI allocates addresses from the virtual network through its own IPAM",
+	"calico":              "Calico manages addresses in its own IPAM",
+	"cilium-cni":          "cilium-agent allocates addresses itself",
+	"kube-ovn":            "Kube-OVN allocates addresses itself and has its own fixed addresses",
+	"ovn-k8s-cni-overlay": "OVN-Kubernetes allocates addresses itself",
+	"terway":              "Terway allocates addresses from the VPC through its own daemon",
+	"weave-net":           "Weave Net allocates addresses itself",
 }
 
 // Conf returns the configuration in a file of the directory, as go-cni, the library of containerd, loads it.
@@ -219,7 +219,7 @@ func decode(data []byte) (map[string]any, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("expected one JSON object and nothing behind it")
+		return nil, errors.New("trailing data: expected a single JSON object")
 	}
 	if m == nil {
 		return nil, errors.New("expected a JSON object")

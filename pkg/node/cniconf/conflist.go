@@ -131,7 +131,7 @@ func (d confDir) status() Status {
 	case Broken:
 		return s.says(StateBroken, "%s: %s", c.File, c.Why)
 	case ByHand:
-		return s.says(StateByHand, "%s names stayput", c.File)
+		return s.says(StateByHand, "%s uses stayput", c.File)
 	case Stock:
 		return s.says(StateStock, "%s uses host-local", c.File)
 	}
@@ -156,18 +156,18 @@ func (d confDir) throughMultus(s Status, c *Conf, ours bool) Status {
 	case network != "":
 		return s.says(StateMultus, "%s delegates to the cluster network %s, which is configured elsewhere", c.File, network)
 	default:
-		return s.says(StateMultus, "%s does not say what it delegates to; %s once %s is there",
+		return s.says(StateMultus, "%s does not name its delegate; %s once %s exists",
 			c.File, restart, ConflistName)
 	}
 	s.Network = first.Network
 	switch {
 	case first.Kind == ByHand:
-		return s.says(StateActive, "%s delegates to a network that names stayput", c.File)
+		return s.says(StateActive, "%s delegates to a network that uses stayput", c.File)
 	case first.Kind == Stock && ours:
-		return s.says(StateShadowed, "%s has a copy of a network with host-local; %s, and it copies %s",
+		return s.says(StateShadowed, "%s contains a copy of a network that uses host-local; %s so that it copies %s",
 			c.File, restart, ConflistName)
 	case first.Kind == Stock:
-		return s.says(StateStock, "%s has a copy of a network with host-local", c.File)
+		return s.says(StateStock, "%s contains a copy of a network that uses host-local", c.File)
 	}
 	return s.says(StateUnsupported, "%s: delegates[0]: %s", c.File, first.Why)
 }
@@ -178,15 +178,16 @@ func (d confDir) throughFile(s Status, c *Conf, name string, ours bool) Status {
 	to := d.Find(name)
 	if to == nil {
 		return s.says(StateBroken,
-			"%s delegates to %s, which is gone: no pod can start until multus' pod on this node is restarted", c.File, name)
+			"%s delegates to %s, which does not exist: no pod can start until multus' pod on this node is restarted",
+			c.File, name)
 	}
 	s.Network = to.Network
 	switch {
 	case to.Kind == ByHand:
-		return s.says(StateActive, "%s delegates to %s, which names stayput", c.File, name)
+		return s.says(StateActive, "%s delegates to %s, which uses stayput", c.File, name)
 	case to.Kind == Stock && ours:
 		return s.says(StateShadowed, "%s delegates to %s, the first configuration when multus started: "+
-			"restart its pod on this node, and it takes %s", c.File, name, ConflistName)
+			"restart its pod on this node so that it uses %s", c.File, name, ConflistName)
 	case to.Kind == Stock:
 		return s.says(StateStock, "%s delegates to %s, which uses host-local", c.File, name)
 	case to.Kind == Broken:
@@ -228,7 +229,7 @@ func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 		if d.throughMultus(Status{}, c, false).State != StateActive {
 			p.status = Status{}.says(StateUnsupported,
 				"%s sorts after %s, so pods would lose the networks that multus attaches: "+
-					"rename it to 00-multus.conf, or name stayput in its delegate by hand", c.File, ConflistName)
+					"rename it to 00-multus.conf, or set ipam.type to stayput in its delegate", c.File, ConflistName)
 		}
 		return p
 	}
@@ -237,7 +238,7 @@ func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 	} else if source, _ := own.DerivedFrom(); d.held(source, first, m, now) {
 		return plan{
 			again: max(sourceHold-(now-m.gone), time.Second),
-			status: Status{}.says(StateHeld, "%s is gone; %s stays for %s in case it returns; remove %[2]s to end that now",
+			status: Status{}.says(StateHeld, "%s was removed; %s is kept for %s in case it returns; remove %[2]s to stop now",
 				source, ConflistName, sourceHold),
 		}
 	}
@@ -248,7 +249,7 @@ func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 		if own == nil {
 			return plan{}
 		}
-		return plan{status: Status{}.says(StateBroken, "%s cannot be loaded, %s stays as it is: %s",
+		return plan{status: Status{}.says(StateBroken, "%s cannot be loaded, %s is left unchanged: %s",
 			first.File, ConflistName, first.Why)}
 	case first.File < ConflistName:
 		// Ours would not be used.

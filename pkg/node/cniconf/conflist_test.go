@@ -227,7 +227,7 @@ func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {
 		"multus with a name": {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`,
 			ConflistName, own), StateMultus, "00-multus.conf", "m", "cluster network pods"},
 		"multus' daemon with ours": {dirOf("00-multus.conf", daemonOf(ConflistName), ConflistName, own, "10-pods.conflist",
-			bridgeConf), StateActive, "00-multus.conf", "pods", "which names stayput"},
+			bridgeConf), StateActive, "00-multus.conf", "pods", "which uses stayput"},
 		"it from before": {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), ConflistName, own,
 			"10-pods.conflist", bridgeConf), StateShadowed, "00-multus.conf", "pods", "restart its pod"},
 		"it without ours": {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), "10-pods.conflist", bridgeConf),

@@ -113,7 +113,7 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		return nil, err
 	}
 	if _, err := load(File{Name: ".conflist", Data: data}); err != nil {
-		return nil, fmt.Errorf("what is derived from %s does not load: %w", source.File, err)
+		return nil, fmt.Errorf("the configuration derived from %s cannot be loaded: %w", source.File, err)
 	}
 	return data, nil
 }

@@ -92,7 +92,8 @@ func readDirOnce(path string) (Dir, error) {
 		return Dir{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Nlink == 0 {
-		return Dir{}, fmt.Errorf("%s was removed; if it is back, it is not the one mounted here: restart the agent", path)
+		return Dir{}, fmt.Errorf("%s was removed; if it was created again, the agent still has the old directory "+
+			"mounted: restart the agent", path)
 	}
 	return d, nil
 }
@@ -104,16 +105,16 @@ func readFile(path string) (File, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if target, linkErr := os.Readlink(path); linkErr == nil {
-			f.Err = fmt.Errorf("it links to %s, which does not exist", target)
+			f.Err = fmt.Errorf("symbolic link to %s, which does not exist", target)
 			return f, nil
 		}
 		return f, err
 	case err != nil:
 		f.Err = err
 	case !info.Mode().IsRegular():
-		f.Err = errors.New("not a file")
+		f.Err = errors.New("not a regular file")
 	case info.Size() > longestFile:
-		f.Err = errors.New("too long for a configuration")
+		f.Err = errors.New("too large for a configuration")
 	default:
 		if f.Data, f.Err = os.ReadFile(path); errors.Is(f.Err, fs.ErrNotExist) {
 			return f, f.Err

@@ -31,7 +31,7 @@ func (k *Keeper) elsewhere(dir confDir) (s Status) {
 	if len(dir.Files) == 0 && r.ConfDir == "" {
 		for _, other := range k.others(KnownConfDirs, k.o.ConfDir) {
 			if d, err := ReadDir(filepath.Join(k.o.Root, other)); err == nil && len(d.Files) > 0 {
-				return s.says(StateError, "no CNI configuration in %s, but in %s (%s): set --cni-conf-dir to that",
+				return s.says(StateError, "no CNI configuration in %s, but one in %s (%s): set --cni-conf-dir to that directory",
 					k.o.ConfDir, other, d.Files[0].Name)
 			}
 		}
@@ -48,7 +48,7 @@ func (k *Keeper) elsewhere(dir confDir) (s Status) {
 	}
 	for _, other := range k.others(KnownBinDirs, k.o.BinDir) {
 		if holds(filepath.Join(k.o.Root, other), types) {
-			return s.says(StateNoPlugin, "%s is not in %s, but in %s: set --cni-bin-dir to that",
+			return s.says(StateNoPlugin, "%s is not in %s, but in %s: set --cni-bin-dir to that directory",
 				strings.Join(types, ", "), k.o.BinDir, other)
 		}
 	}

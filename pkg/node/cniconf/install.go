@@ -47,7 +47,7 @@ func inspectPlugin(binDir string) PluginStatus {
 	case err != nil:
 		s.Problem = err.Error()
 	case info.Path != pluginPackage:
-		s.Problem = "it is not stayput's plugin but " + info.Path
+		s.Problem = "not stayput's plugin: " + info.Path
 	default:
 		s.Installed, s.Version = true, info.Main.Version
 		if s.Version == "" {
@@ -201,7 +201,7 @@ func (i *installer) try(ctx context.Context) (pluginState, error) {
 }
 
 // errNoAnswer says that it is not known whether the plugin runs.
-var errNoAnswer = errors.New("no answer")
+var errNoAnswer = errors.New("no response")
 
 const versionTimeout = 30 * time.Second
 
@@ -218,7 +218,7 @@ func answersVersion(ctx context.Context, path string) error {
 		var answer struct{ SupportedVersions []string }
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("it does not answer VERSION: %w", errNoAnswer)
+			return fmt.Errorf("VERSION failed: %w", errNoAnswer)
 		case errors.Is(err, syscall.ETXTBSY):
 			// A process forked meanwhile has the file open for writing until its exec.
 			select {
@@ -228,11 +228,11 @@ func answersVersion(ctx context.Context, path string) error {
 			continue
 		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist),
 			errors.Is(err, syscall.ENOEXEC):
-			return fmt.Errorf("it cannot be run: %w", cause(err))
+			return fmt.Errorf("cannot be executed: %w", cause(err))
 		case err != nil: // killed, or the machine is out of processes or memory
-			return fmt.Errorf("it does not answer VERSION: %w: %w", errNoAnswer, cause(err))
+			return fmt.Errorf("VERSION failed: %w: %w", errNoAnswer, cause(err))
 		case json.Unmarshal(out, &answer) != nil || len(answer.SupportedVersions) == 0:
-			return fmt.Errorf("it answers VERSION with %.64q: expected the versions that it supports", out)
+			return fmt.Errorf("VERSION returned %.64q: expected the supported versions", out)
 		}
 		return nil
 	}

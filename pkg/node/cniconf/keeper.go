@@ -117,7 +117,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		}, []string{"state"}),
 		writes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stayput_agent_cni_config_writes_total",
-			Help: "Writes and removals of the agent's CNI configuration, each of which makes the runtime reload.",
+			Help: "Writes and removals of the agent's CNI configuration; each makes the runtime reload.",
 		}),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stayput_agent_cni_config_errors_total",
@@ -146,7 +146,7 @@ func (k *Keeper) Run(ctx context.Context, guard func(observe func())) {
 	var lost <-chan error
 	watch, err := fsnotify.NewBufferedWatcher(64)
 	if err != nil {
-		k.o.Log.Warn("No inotify, polling the CNI configuration: raise fs.inotify.max_user_instances",
+		k.o.Log.Warn("Polling the CNI configuration, inotify is unavailable: raise fs.inotify.max_user_instances",
 			"every", pollEvery, "err", err)
 	} else {
 		defer watch.Close()
@@ -340,7 +340,7 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 	}
 	s = s.withoutPlugin()
 	if k.install == nil && s.State == StateActive && s.Source != "" {
-		s.Message += ", whose changes are not followed without --install-cni"
+		s.Message += ", which is not kept up to date without --install-cni"
 	}
 	s.Message, s.Plugin.Problem = oneLine(s.Message), oneLine(s.Plugin.Problem)
 	err = errors.Join(err, pluginErr)
@@ -354,17 +354,17 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 	if ready == pluginRuns && s.State == StateActive {
 		err := retypeFlannel(dir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
 		if err != nil {
-			k.o.Log.Warn("Cannot change flannel's notes of its containers", "err", err)
+			k.o.Log.Warn("Cannot update flannel's cached container configurations", "err", err)
 			again = keepSoon
 		}
 		err = retypeMultus(dir, k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
 		if err != nil {
-			k.o.Log.Warn("Cannot change multus' notes of its containers", "err", err)
+			k.o.Log.Warn("Cannot update multus' cached container configurations", "err", err)
 			again = keepSoon
 		}
 		if k.runtime != nil && k.runtime.Name == crio {
 			if err := retypeCache(k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir); err != nil {
-				k.o.Log.Warn("Cannot change libcni's notes of its containers", "err", err)
+				k.o.Log.Warn("Cannot update libcni's cached container configurations", "err", err)
 				again = keepSoon
 			}
 		}
@@ -387,7 +387,7 @@ func (k *Keeper) misfit(ctx context.Context) (s Status) {
 		if err == nil {
 			k.runtime = &r
 		} else {
-			k.o.Log.Debug("Cannot ask the runtime for its CNI configuration", "err", err)
+			k.o.Log.Debug("Cannot get the CNI configuration from the runtime", "err", err)
 		}
 	}
 	r := k.runtime
@@ -397,13 +397,13 @@ func (k *Keeper) misfit(ctx context.Context) (s Status) {
 	inUse := func(binDir string) bool { return sameDir(binDir, k.install.dir) }
 	switch {
 	case r.ConfDir != "" && !sameDir(r.ConfDir, k.o.ConfDir):
-		return s.says(StateError, "the runtime reads %s: set --cni-conf-dir to that", r.ConfDir)
+		return s.says(StateError, "the runtime reads %s: set --cni-conf-dir to that directory", r.ConfDir)
 	case len(r.BinDirs) > 0 && !slices.ContainsFunc(r.BinDirs, inUse):
-		return s.says(StateNoPlugin, "the runtime runs the plugins of %s: set --cni-bin-dir to that",
+		return s.says(StateNoPlugin, "the runtime runs plugins from %s: set --cni-bin-dir to that directory",
 			strings.Join(r.BinDirs, " and "))
 	case r.MaxConfNum != nil && *r.MaxConfNum != 1:
 		return s.says(StateUnsupported, "the runtime attaches pods to more than one configuration (max_conf_num = %d), "+
-			"and the agent's would be one more: write \"stayput\" by hand", *r.MaxConfNum)
+			"and the agent's would be an additional one: set ipam.type to stayput by hand", *r.MaxConfNum)
 	}
 	return s
 }
@@ -425,12 +425,12 @@ func (k *Keeper) learnPodCIDRs(ctx context.Context) ([]netip.Prefix, error) {
 	defer cancel()
 	all, err := k.o.PodCIDRs(ctx)
 	if err == nil && len(all) == 0 {
-		err = errors.New("the Node has none")
+		err = errors.New("the Node has no podCIDRs")
 	}
 	if err == nil {
 		k.podCIDRs = all
 	} else {
-		k.o.Log.Debug("Cannot learn the Node's podCIDRs", "err", err)
+		k.o.Log.Debug("Cannot get the Node's podCIDRs", "err", err)
 	}
 	k.podCIDRsErr, k.podCIDRsAt = err, time.Now()
 	return k.podCIDRs, err
@@ -490,7 +490,7 @@ func (k *Keeper) write(ctx context.Context, ready pluginState, misfit Status) (p
 	switch {
 	case p.write != nil && k.writes.Tokens() < 1:
 		return plan{again: writeEvery, status: Status{}.says(StateConflict,
-			"%s was written %d times in a short while: another program keeps changing or removing it",
+			"%s was written %d times in quick succession: another program keeps changing or removing it",
 			ConflistName, writeBurst)}, nil
 	case p.write != nil:
 		if err := (atomicfile.File{Path: path, Mode: 0o644}).Write(bytes.NewReader(p.write)); err != nil {

@@ -198,7 +198,7 @@ func TestWithoutInstallItOnlyObserves(t *testing.T) {
 	}
 	w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf)) // from when it was to install
 	must.Do(t, exec.Command("cp", w.o.Plugin, w.bins).Run())
-	if s := w.look(StateActive); !strings.Contains(s.Message, "not followed") {
+	if s := w.look(StateActive); !strings.Contains(s.Message, "not kept up to date") {
 		t.Errorf("it says %s", s.Message)
 	}
 	w.remove(w.bins, PluginName)
@@ -923,7 +923,7 @@ func TestCalicosFileIsTakenOverOnceTheNodesRangesAreKnown(t *testing.T) {
 	}
 	w.restart()
 	w.write("10-canal.conflist", calico)
-	if s := w.look(StateStock); !strings.Contains(s.Message, "the Node has none") || w.own() != "" {
+	if s := w.look(StateStock); !strings.Contains(s.Message, "the Node has no podCIDRs") || w.own() != "" {
 		t.Errorf("%s, and the file is\n%s", s.Message, w.own())
 	}
 	if again := w.k.observe(t.Context()); again <= 0 || again > keepSoon || asked != 1 {
@@ -1022,7 +1022,7 @@ func TestAnEmptyDirectoryNamesTheOneWithAConfiguration(t *testing.T) {
 	w.look(StateNone)
 	must.Do(t, os.WriteFile(filepath.Join(there, "10-flannel.conflist"), []byte(bridgeConf), 0o644))
 	if s := w.look(StateError); s.Message != "no CNI configuration in "+w.conf+
-		", but in /var/lib/rancher/k3s/agent/etc/cni/net.d (10-flannel.conflist): set --cni-conf-dir to that" {
+		", but one in /var/lib/rancher/k3s/agent/etc/cni/net.d (10-flannel.conflist): set --cni-conf-dir to that directory" {
 		t.Errorf("it says %s", s.Message)
 	}
 	w.runtime.ConfDir = w.conf

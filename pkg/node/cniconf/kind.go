@@ -38,14 +38,14 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 			k, reason := classifyPlugin(p)
 			inFolder = true
 			if k != plain {
-				return Foreign, fmt.Sprintf("folder %s: a file of its own there configures addresses (%s), which is not supported",
+				return Foreign, fmt.Sprintf("folder %s: IPAM configuration in a separate file (%s) is not supported",
 					name, strings.TrimSpace(f.Name+" "+reason))
 			}
 		}
 	}
 	switch {
 	case len(plugins) == 0 && !inFolder:
-		return Broken, "no plugins in it"
+		return Broken, "no plugins"
 	case found[ByHand]:
 		return ByHand, ""
 	case found[Stock] && !found[Foreign]:
@@ -69,7 +69,7 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	if found[Foreign] {
 		return Foreign, why
 	}
-	return Foreign, fmt.Sprintf("no plugin of it (%s) uses host-local", strings.Join(types, ", "))
+	return Foreign, fmt.Sprintf("none of its plugins (%s) uses host-local", strings.Join(types, ", "))
 }
 
 // refusal returns why the plugin would refuse a configuration of kind Stock that host-local may accept, "" if it would
@@ -83,7 +83,7 @@ func refusal(list map[string]any) string {
 			if i > 0 {
 				key = "cniVersions"
 			}
-			return fmt.Sprintf("%s: %.64q is none that the plugin speaks (%s to %s)",
+			return fmt.Sprintf("%s: %.64q is not supported by the plugin: expected %s to %s",
 				key, v, netconf.Versions[0], netconf.Versions[len(netconf.Versions)-1])
 		}
 	}
@@ -106,7 +106,7 @@ const plain = Kind(-1)
 func classifyPlugin(p map[string]any) (Kind, string) {
 	for _, key := range []string{"type", "ipam", "delegate", "capabilities"} {
 		if other := foldedKey(p, key); other != "" {
-			return Foreign, fmt.Sprintf("key %q: expected it to be written %q", other, key)
+			return Foreign, fmt.Sprintf("key %q: expected the spelling %q", other, key)
 		}
 	}
 	t := typeOf(p)
@@ -115,7 +115,7 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 		return Foreign, "ipam: expected an object"
 	}
 	if other := foldedKey(ipam, "type"); other != "" {
-		return Foreign, fmt.Sprintf("ipam: key %q: expected it to be written \"type\"", other)
+		return Foreign, fmt.Sprintf("ipam: key %q: expected the spelling \"type\"", other)
 	}
 	by, isString := ipam["type"].(string)
 	if _, there := ipam["type"]; there && !isString {
@@ -142,7 +142,7 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 		return Foreign, t + ": " + reasons[t]
 	}
 	return Foreign, fmt.Sprintf(
-		"the plugin %s is not known; if it runs the IPAM plugin in ipam.type, write \"stayput\" there by hand", t)
+		"unknown plugin %s; if it runs the IPAM plugin in ipam.type, set that to \"stayput\" by hand", t)
 }
 
 // classifyFlannel goes by the plugin that flannel's delegates to, whose IPAM section it makes from its own.
@@ -158,7 +158,7 @@ func classifyFlannel(p map[string]any) (Kind, string) {
 			if why := reasons[t]; why != "" {
 				return Foreign, fmt.Sprintf("delegate: %s: %s", t, why)
 			}
-			return Foreign, fmt.Sprintf("delegate: the plugin %s is not known", t)
+			return Foreign, fmt.Sprintf("delegate: unknown plugin %s", t)
 		}
 	default:
 		return Foreign, "delegate.type: expected a string"

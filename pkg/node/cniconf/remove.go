@@ -154,7 +154,7 @@ func HandBackMultus(confDir string) (changed bool, err error) {
 }
 
 // ErrNotRemoved says that no configuration names the plugin's binary, but that it is not ours or cannot be removed.
-var ErrNotRemoved = errors.New("it stays")
+var ErrNotRemoved = errors.New("not removed")
 
 // RemovePlugin removes the plugin's binary, unless a configuration names the plugin: no pod could start then. removed
 // reports whether there was one; a binary that stays is ErrNotRemoved. It is the last step of an uninstallation, and
@@ -166,7 +166,8 @@ func RemovePlugin(confDir, binDir, cacheDir string) (removed bool, err error) {
 	}
 	for _, f := range dir.Files {
 		if dir.Conf(f).Kind == ByHand {
-			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(confDir, f.Name))
+			return false, fmt.Errorf("%s uses the plugin: set ipam.type to host-local there first",
+				filepath.Join(confDir, f.Name))
 		}
 	}
 	if s := dir.status(); s.State == StateActive { // multus has a copy of the conflist

@@ -60,10 +60,10 @@ func (c *Client) elsewhere() string {
 	}
 	for _, other := range KnownSockets {
 		if info, err := os.Stat(filepath.Join(c.root, other)); err == nil && info.Mode()&fs.ModeSocket != 0 {
-			return fmt.Sprintf("there is no %s, but %s: set --cri-socket to that", c.socket, other)
+			return fmt.Sprintf("%s does not exist, but %s does: set --cri-socket to that", c.socket, other)
 		}
 	}
-	return fmt.Sprintf("there is no %s", c.socket)
+	return fmt.Sprintf("%s does not exist", c.socket)
 }
 
 // New returns a client of the runtime that listens on a socket.

@@ -58,13 +58,13 @@ func TestARuntimeWithAnotherSocketIsNamed(t *testing.T) {
 	c.root = dir
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.Sandboxes(ctx); err == nil || !strings.Contains(err.Error(), "there is no "+socket) {
+	if _, err := c.Sandboxes(ctx); err == nil || !strings.Contains(err.Error(), socket+" does not exist") {
 		t.Errorf("without any: %v", err)
 	}
 	must.Do(t, os.MkdirAll(filepath.Join(dir, "var/run/crio"), 0o755))
 	nodetest.StartRuntime(t, filepath.Join(dir, "var/run/crio/crio.sock"))
 	if _, err := c.Sandboxes(ctx); err == nil ||
-		!strings.Contains(err.Error(), "but /var/run/crio/crio.sock: set --cri-socket to that") {
+		!strings.Contains(err.Error(), "but /var/run/crio/crio.sock does: set --cri-socket to that") {
 		t.Errorf("with another: %v", err)
 	}
 	must.Do(t, os.MkdirAll(filepath.Dir(socket), 0o755))

@@ -128,7 +128,7 @@ func Down(is ledger.Netns) error {
 	for _, l := range links {
 		if l.Attrs().Flags&net.FlagLoopback == 0 {
 			if err := h.LinkSetDown(l); err != nil {
-				errs = append(errs, fmt.Errorf("taking %s of %s down: %w", l.Attrs().Name, is.Path, err))
+				errs = append(errs, fmt.Errorf("setting %s of %s down: %w", l.Attrs().Name, is.Path, err))
 			}
 		}
 	}

@@ -203,7 +203,7 @@ func (v *View) addLink(path string) (*Space, error) {
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		f.Close()
 		if err != nil {
-			return nil, fmt.Errorf("%s: the kind of namespace: %w", path, err)
+			return nil, fmt.Errorf("getting the namespace type of %s: %w", path, err)
 		}
 		return nil, nil
 	}
@@ -360,7 +360,7 @@ func (v *View) Find(ns ledger.Netns) (*Space, error) {
 		if s := v.spaces[id]; s != nil {
 			return s, nil
 		}
-		return nil, fmt.Errorf("network namespace %s appeared after the node was observed", ns.Path)
+		return nil, fmt.Errorf("network namespace %s was created after the node was scanned", ns.Path)
 	}
 	return nil, nil
 }
@@ -452,7 +452,7 @@ func (v *View) Remove(s *Space, ns ledger.Netns) error {
 	}
 	for _, path := range v.places(ns.Path) {
 		if _, there, err := at(path, ns); err != nil || there {
-			return errors.Join(err, fmt.Errorf("its leftover network namespace %s is still there", ns.Path))
+			return errors.Join(err, fmt.Errorf("its leftover network namespace %s still exists", ns.Path))
 		}
 	}
 	s.file.Close() // or it would still answer for its addresses

@@ -45,7 +45,7 @@ func Import(ctx context.Context, o Options, items []inspection.ImportItem, act b
 	}
 	im := &importer{options: o, act: act}
 	if im.sandboxes, err = cri.WithAddrs(ctx, o.CRISocket); err != nil {
-		return nil, fmt.Errorf("the runtime, without which nothing can be imported: %w", err)
+		return nil, fmt.Errorf("listing sandboxes, which the import requires: %w", err)
 	}
 	for _, l := range ledgers {
 		addrs, err := l.List()
@@ -126,7 +126,7 @@ func (im *importer) plan(item *inspection.ImportItem) (p *planned, why string) {
 		return nil, err.Error()
 	}
 	if len(item.IPs) == 0 {
-		return nil, "it names no address"
+		return nil, "it has no address"
 	}
 	if p.book, why = im.bookOf(item.IPs[0]); p.book == nil {
 		return nil, why
@@ -149,13 +149,13 @@ func (im *importer) plan(item *inspection.ImportItem) (p *planned, why string) {
 	switch {
 	case p.sandbox == "":
 		item.Action = inspection.ActionRetain
-		return p, "the pod is not there: the address is kept for it, " + item.Retention + " from the import on"
+		return p, "the pod is not running: the address is kept for it, " + item.Retention + " from the import"
 	case p.has != nil && p.sandbox == p.has.ContainerID:
 		item.Action = inspection.ActionNone
-		return nil, "the pod runs and the ledger knows it: it is kept by the pod's annotation when it stops"
+		return nil, "the pod is running and in the ledger: its annotation determines what is kept when it stops"
 	}
 	item.Action = inspection.ActionBind
-	return p, "the pod runs: its address is promised to it"
+	return p, "the pod is running: its address is promised to it"
 }
 
 // bookOf returns the book of the network whose range an address is in, or why there is none.
@@ -172,8 +172,8 @@ func (im *importer) bookOf(ip netip.Addr) (of *book, why string) {
 		of = b
 	}
 	if of == nil {
-		return nil, fmt.Sprintf("%s is in the ranges of none of the networks that stayput has served on this node; "+
-			"it knows the ranges of a network once it has started a pod in it", ip)
+		return nil, fmt.Sprintf("%s is not in the ranges of any network that stayput has served on this node; "+
+			"the ranges of a network are known once a pod has started in it", ip)
 	}
 	return of, ""
 }
@@ -187,9 +187,9 @@ func (p *planned) findInLedger(item *inspection.ImportItem) (why string) {
 		}
 		if slices.Contains(item.IPs, a.Addr) {
 			item.Action = inspection.ActionNone
-			return "it is promised to the pod already"
+			return "already promised to the pod"
 		}
-		return fmt.Sprintf("the pod has the promise of %s already", a.Addr)
+		return fmt.Sprintf("the pod is already promised %s", a.Addr)
 	}
 	for _, ip := range item.IPs {
 		i := slices.IndexFunc(p.book.addrs, func(a ledger.Address) bool { return a.Addr == ip })
@@ -198,7 +198,7 @@ func (p *planned) findInLedger(item *inspection.ImportItem) (why string) {
 		}
 		switch a := p.book.addrs[i]; {
 		case a.State == ledger.StateUnreadable:
-			return fmt.Sprintf("the file of %s says nothing", ip)
+			return fmt.Sprintf("the file of %s is unreadable", ip)
 		case a.Key != nil:
 			return fmt.Sprintf("%s is promised to %s", ip, a.Key)
 		case p.has != nil && *p.has != a.Attachment:
@@ -225,7 +225,7 @@ func (im *importer) findSandbox(p *planned) (why string) {
 	want := p.pod
 	for id, s := range im.sandboxes {
 		if s.AddrsErr != nil {
-			return fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod, s.AddrsErr)
+			return fmt.Sprintf("cannot get the addresses of sandbox %s of pod %s from the runtime: %v", id, s.Pod, s.AddrsErr)
 		}
 		if !slices.ContainsFunc(s.Addrs, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
 			continue
@@ -242,10 +242,10 @@ func (im *importer) findSandbox(p *planned) (why string) {
 	case p.has == nil:
 		return ""
 	case p.sandbox == "" && lives(p.netns):
-		return fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is there",
+		return fmt.Sprintf("sandbox %s, its owner in the ledger, is starting or terminating: its network namespace exists",
 			p.has.ContainerID)
 	case p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready:
-		return fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
+		return fmt.Sprintf("sandbox %s, its owner in the ledger, is running with another address", p.has.ContainerID)
 	}
 	return ""
 }
@@ -263,7 +263,7 @@ func (im *importer) pooled(p *planned) (why string) {
 		}
 		addrs, err := netconf.ParsePoolAddresses(netconf.AnnotationAddresses, text, p.book.ledger.Network().Name, p.ifname)
 		if err != nil || len(addrs) > 0 {
-			return fmt.Sprintf("%v come from pools, which the cluster keeps: see its PodIPs", p.addrs)
+			return fmt.Sprintf("%v come from pools, which the cluster manages: see the PodIPs", p.addrs)
 		}
 	}
 	return ""
@@ -282,7 +282,7 @@ func lives(ns ledger.Netns) bool {
 // fits returns why addresses are not what a pod of the network would get, or "".
 func fits(p *planned, n *ledger.Network) string {
 	if len(p.addrs) != len(n.Ranges) {
-		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d",
+		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, but %d were given",
 			n.Name, len(n.Ranges), len(p.addrs))
 	}
 	for i, use := range n.Use(p.book.addrs) {
@@ -290,7 +290,8 @@ func fits(p *planned, n *ledger.Network) string {
 			return fmt.Sprintf("none of %v is in range set %d of network %s", p.addrs, i, n.Name)
 		}
 		if int64(use.Promised) >= use.Promisable {
-			return fmt.Sprintf("%d addresses of network %s are promised, of at most %d", use.Promised, n.Name, use.Promisable)
+			return fmt.Sprintf("%d of at most %d addresses of network %s are already promised",
+				use.Promised, use.Promisable, n.Name)
 		}
 	}
 	return ""
@@ -340,7 +341,7 @@ func (im *importer) carryOut(ctx context.Context, p *planned) error {
 		}
 	}
 	if len(r.Addrs) != len(p.addrs) {
-		return fmt.Errorf("%w: of %v it keeps %v", errNotKept, p.addrs, r.Addrs)
+		return fmt.Errorf("%w: requested %v, kept %v", errNotKept, p.addrs, r.Addrs)
 	}
 	return nil
 }
@@ -358,7 +359,7 @@ func (im *importer) netns(ctx context.Context, id string) (ledger.Netns, error) 
 	}
 	ns, ok, err := ledger.SystemNetns{}.Identify(path)
 	if err == nil && !ok {
-		err = fmt.Errorf("the network namespace of sandbox %s, %s, cannot be seen from here", id, path)
+		err = fmt.Errorf("the network namespace of sandbox %s, %s, is not visible to the agent", id, path)
 	}
 	return ns, err
 }
@@ -413,12 +414,12 @@ func reservedIP(b []byte, namespace, pod string, now time.Time) inspection.Impor
 		return item
 	}
 	if err := json.Unmarshal(b, &r); err != nil {
-		return refuse("its reservation does not parse: %v", err)
+		return refuse("its reservation cannot be parsed: %v", err)
 	}
 	item.Interface = r.IfName
 	ip, err := netip.ParsePrefix(r.IPConf.Address)
 	if err != nil {
-		return refuse("its reservation has the address %.64q: expected one such as 10.244.1.5/24", r.IPConf.Address)
+		return refuse("its reservation has the address %.64q: expected an address such as 10.244.1.5/24", r.IPConf.Address)
 	}
 	item.IPs = []netip.Addr{ip.Addr().Unmap()}
 	policy, _, err := retention.Parse(map[string]string{

@@ -164,12 +164,12 @@ func TestAnImportThatFailsLeavesTheAddressOfAPodThatRunsBound(t *testing.T) {
 		}, nodetest.ErrRuntime.Error()},
 		"its namespace cannot be seen": {func(w *world, pod sandbox) {
 			w.runtime.SetNetns(pod.ID, "/run/netns/elsewhere")
-		}, "cannot be seen"},
+		}, "is not visible"},
 		"the sandbox has another address in the ledger": {func(w *world, pod sandbox) { w.add(pod) },
 			ledger.ErrDuplicate.Error()},
 		"the runtime does not say what a sandbox has": {func(w *world, pod sandbox) {
 			w.runtime.BeforeStatus(func(string, bool) error { return status.Error(codes.Unavailable, "later") })
-		}, "does not say"},
+		}, "from the runtime"},
 		"the container that has it is about to be listed": {func(w *world, pod sandbox) {
 			w.runtime.Forget(pod.ID)
 			ns, _, err := ledger.SystemNetns{}.Identify(w.netns("c1"))
@@ -215,9 +215,9 @@ func TestReservationsOfOpenKruisesHostLocalAreRead(t *testing.T) {
 		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5/24"},"duration":90,"releaseTime":"2026-01-02T11:00:00.123456789Z"}`: {Interface: "eth0", Retention: "1h30m"},
 		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5/24"},"duration":10,"releaseTime":"2026-01-02T11:50:00Z"}`:           {Interface: "eth0", Retention: "10m", Action: inspection.ActionNone, Why: "it expired at 2026-01-02T12:00:00Z"},
 		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5/24"},"duration":0}`:                                                 {Interface: "eth0", Action: inspection.ActionRefuse, Why: "its reservation is for 0 minutes: expected more than 0"},
-		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5"},"duration":10}`:                                                   {Interface: "eth0", Action: inspection.ActionRefuse, Why: `its reservation has the address "10.244.1.5": expected one such as 10.244.1.5/24`},
+		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5"},"duration":10}`:                                                   {Interface: "eth0", Action: inspection.ActionRefuse, Why: `its reservation has the address "10.244.1.5": expected an address such as 10.244.1.5/24`},
 		`{"containerId":`: {Action: inspection.ActionRefuse,
-			Why: "its reservation does not parse: unexpected end of JSON input"},
+			Why: "its reservation cannot be parsed: unexpected end of JSON input"},
 	} {
 		got := reservedIP([]byte(content), "default", "web-0", now)
 		if got.Namespace != "default" || got.Pod != "web-0" || got.Interface != want.Interface ||

@@ -170,7 +170,7 @@ func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, 
 	}
 	select {
 	case <-ctx.Done():
-		n.Runtime.Error = "the ledgers were not compared with it: " + ctx.Err().Error()
+		n.Runtime.Error = "the ledgers were not compared with the runtime: " + ctx.Err().Error()
 		return
 	case <-time.After(secondLook):
 	}
@@ -217,7 +217,7 @@ func compare(networks []inspection.Network, sandboxes map[string]cri.Sandbox) (f
 					is = strings.ToLower(string(a.State))
 				}
 				if slices.ContainsFunc(n.RangeSets, func(s inspection.RangeSet) bool { return s.Contains(ip) }) {
-					why := fmt.Sprintf("pod %s has it, but in the ledger it is %s", s.Pod, is)
+					why := fmt.Sprintf("pod %s has it, but the ledger records it as %s", s.Pod, is)
 					found = append(found, finding{i, true, inspection.Suspicion{IP: ip, Why: why}})
 				}
 			}
@@ -232,7 +232,7 @@ func compare(networks []inspection.Network, sandboxes map[string]cri.Sandbox) (f
 // askAgent asks the daemon how it is. One of a version that speaks only text says no more than whether it is ready.
 func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.Status) {
 	if listen == "" {
-		return inspection.Agent{Error: "it has no --listen, so that it cannot be asked"}, inspection.Status{}
+		return inspection.Agent{Error: "the agent runs without --listen and cannot be queried"}, inspection.Status{}
 	}
 	said, err := statusAt(ctx, listen)
 	if err != nil {
@@ -245,7 +245,7 @@ func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.
 }
 
 // errOnlyText is of an agent that knows no StatusPath.
-var errOnlyText = errors.New("it runs an older version, which does not say its status as JSON")
+var errOnlyText = errors.New("the agent is an older version without JSON status")
 
 func statusAt(ctx context.Context, listen string) (said inspection.Status, err error) {
 	host, port, err := net.SplitHostPort(listen)

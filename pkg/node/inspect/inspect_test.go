@@ -123,9 +123,9 @@ func TestWhatTheLedgerAndTheRuntimeSayOfAnAddressIsCompared(t *testing.T) {
 	if len(leaks) != 1 || leaks[0].IP != ip("10.1.0.3") || !strings.Contains(leaks[0].Why, "sandbox gone") {
 		t.Errorf("leaks %+v", leaks)
 	}
-	want := "10.1.0.4 pod default/b has it, but in the ledger it is bound to sandbox d\n" +
-		"10.1.0.5 pod default/c has it, but in the ledger it is retained\n" +
-		"10.1.0.6 pod default/d has it, but in the ledger it is free"
+	want := "10.1.0.4 pod default/b has it, but the ledger records it as bound to sandbox d\n" +
+		"10.1.0.5 pod default/c has it, but the ledger records it as retained\n" +
+		"10.1.0.6 pod default/d has it, but the ledger records it as free"
 	if strings.Join(said, "\n") != want {
 		t.Errorf("doubled %s", strings.Join(said, "\n"))
 	}

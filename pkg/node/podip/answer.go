@@ -186,7 +186,7 @@ func (n *answerer) answer(ctx context.Context) error {
 	}
 	node, err := n.api.Node(ctx)
 	if err == nil && node == "" {
-		err = fmt.Errorf("node %s does not exist: nothing is answered for it", n.node)
+		err = fmt.Errorf("Node %s does not exist: cannot report for it", n.node)
 	}
 	if err != nil {
 		return err
@@ -266,7 +266,7 @@ func (n *answerer) heed(ctx context.Context, roll pool.Roll, listed bool) (bool,
 		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
 			return false, err
 		}
-		n.log.Info("Barred pod: it was asked for and is not here", "pod", uid)
+		n.log.Info("Barred pod: requested by the controller but not on this node", "pod", uid)
 	}
 	return true, nil
 }
@@ -336,7 +336,7 @@ const unknownPool = "unknown"
 
 // errUnknownPod means that an address of a pool is in use, and that it is not known by which pod. A reclamation or a
 // DEL ends that.
-var errUnknownPod = errors.New("it is not known which pod has it")
+var errUnknownPod = errors.New("unknown which pod uses it")
 
 // held returns the addresses of pools that pods of this node have.
 func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1.PodIPHeld, error) {
@@ -410,7 +410,7 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 	policy := policyOf(pod.annotations, pod.labels)
 	base.Retention, base.WhenScaled, base.WhenDeleted = policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted
 	if base.Namespace == "" || base.PodName == "" {
-		return nil, fmt.Errorf("pod %s: its name is not known", uid)
+		return nil, fmt.Errorf("pod %s: unknown name", uid)
 	}
 	for _, a := range given {
 		h := base
@@ -429,7 +429,7 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 		held = append(held, h)
 	}
 	if asked && len(held) == 0 {
-		return nil, fmt.Errorf("pod %s is here, and it is not known with which addresses", &pod)
+		return nil, fmt.Errorf("pod %s is on this node, but its addresses are unknown", &pod)
 	}
 	return held, nil
 }

@@ -90,7 +90,7 @@ func (k *checker) work(ctx context.Context, queue workqueue.TypedRateLimitingInt
 }
 
 // errNotGiven is about what an annotation claims, and nothing vouches for.
-var errNotGiven = errors.New("the cluster has not given these addresses to the pod")
+var errNotGiven = errors.New("the cluster has not assigned these addresses to the pod")
 
 // check does what is to be done about a pod now.
 func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
@@ -227,7 +227,7 @@ func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p
 	}
 	var errs []error
 	for _, id := range strangers {
-		k.log.Warn("Stopped sandbox: pod address not assigned, the node's network was not Stayput's yet",
+		k.log.Warn("Stopped sandbox: pod address not assigned, the node's network did not use Stayput yet",
 			"pod", pod.String(), "addrs", addrs, "sandbox", id)
 		errs = append(errs, k.runtime.Stop(ctx, id))
 	}
@@ -425,7 +425,7 @@ func (c *podCheck) takeDown(ctx context.Context) error {
 		c.took = true
 	}
 	if c.took {
-		c.log.Warn("Took pod down: the cluster no longer has it here", "pod", c.pod.String(),
+		c.log.Warn("Stopped pod: the cluster no longer has it on this node", "pod", c.pod.String(),
 			"addrs", c.addrs, "sandboxes", c.p.sandboxes)
 	}
 	return errors.Join(errs...)
@@ -442,8 +442,8 @@ func (r *record) stray(p presence) error {
 	}
 	u := p.spaces[0]
 	if u.Err != nil {
-		return fmt.Errorf("pod %s has ended, and may still have its addresses: %w", r, u.Err)
+		return fmt.Errorf("pod %s has ended but may still have its addresses: %w", r, u.Err)
 	}
-	return fmt.Errorf("pod %s has ended, and an address of it is configured in network namespace %s, of which neither "+
-		"the runtime nor the node's records say whose it is: end it by hand", r, u.Path)
+	return fmt.Errorf("pod %s has ended, but its address is still configured in network namespace %s, whose owner is "+
+		"unknown to the runtime and the node's records: remove the namespace by hand", r, u.Path)
 }

@@ -89,7 +89,7 @@ func (d *discoverer) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (ma
 		}
 		addrs, err := d.addrsInside(ctx, s, sandbox)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("pod %s, which the cluster has no more: %w", sandbox.Pod, err))
+			errs = append(errs, fmt.Errorf("pod %s, which no longer exists in the cluster: %w", sandbox.Pod, err))
 		} else if addrs != nil {
 			all[sandbox.Pod.UID] = append(all[sandbox.Pod.UID], addrs...)
 		}

@@ -187,13 +187,13 @@ func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, e
 	}
 	f.pods.keepFiles(files)
 	if err := ledger.BeginEpoch(f.ledgers, begun, lost); err != nil {
-		return 0, fmt.Errorf("beginning the epoch %d of the PodIPAudit: %w", begun, err)
+		return 0, fmt.Errorf("beginning epoch %d of the PodIPAudit: %w", begun, err)
 	}
 	if wiped {
-		f.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",
+		f.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get pool addresses",
 			"stateDir", f.ledgers.StateDir)
 	} else {
-		f.log.Info("Began epoch: the cluster may have forgotten pods, only those that it has now get addresses of pools",
+		f.log.Info("Began epoch: the cluster may have lost pods, only those that exist now get pool addresses",
 			"epoch", epoch)
 	}
 	return begun, f.putServedLocked(served)
@@ -241,7 +241,7 @@ func (f *follower) put(p *Pod) error {
 		return nil
 	}
 	if err := f.ledgers.Mailbox().PutPod(uid, text); err != nil {
-		return fmt.Errorf("telling the plugin of pod %s/%s: %w", p.Namespace, p.Name, err)
+		return fmt.Errorf("publishing pod %s/%s to the plugin: %w", p.Namespace, p.Name, err)
 	}
 	return nil
 }
@@ -257,7 +257,7 @@ func (f *follower) confirm(s *record, text string, ended bool) (bool, error) {
 	}
 	if tells = tells && !ended && mailbox.ValidPodUID(s.uid) == nil; tells {
 		if err := f.ledgers.Mailbox().PutPod(s.uid, text); err != nil {
-			return false, fmt.Errorf("telling the plugin of pod %s: %w", s, err)
+			return false, fmt.Errorf("publishing pod %s to the plugin: %w", s, err)
 		}
 	}
 	*s = f.pods.confirm(s.uid, text, tells)

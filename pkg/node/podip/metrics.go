@@ -32,8 +32,8 @@ func newMetrics(k *Keeper) *metrics {
 		k: k,
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_agent_pool_failures_total",
-			Help: "Failures of the agent's work for pools by part: watch, pod, answer, books, bars or routes. Each is tried " +
-				"again.",
+			Help: "Failures of the agent's pool operations by part: watch, pod, answer, books, bars or routes. " +
+				"Each is retried.",
 		}, []string{"part"}),
 		unproven: desc("stayput_agent_pool_unproven_pods",
 			"Pods with addresses of pools that have ended on the node, of which it is not proved and told yet that they will "+

@@ -186,7 +186,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		var retry <-chan time.Time
 		switch {
 		case pools != nil:
-			k.log.Info("The cluster has pools", "node", k.node)
+			k.log.Info("Found pools in the cluster", "node", k.node)
 			k.serve(ctx)
 			continue
 		case heard:

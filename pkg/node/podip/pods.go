@@ -106,7 +106,7 @@ func (r *record) addrs() ([]netip.Addr, error) {
 	all := slices.Clone(r.observed)
 	for _, a := range given {
 		if !a.Prefix.IsValid() {
-			return nil, fmt.Errorf("annotation %s of pod %s: expected an address in each", v1alpha1.AnnotationAddresses, r)
+			return nil, fmt.Errorf("annotation %s of pod %s: expected an address in each entry", v1alpha1.AnnotationAddresses, r)
 		}
 		if !slices.Contains(all, a.Prefix.Addr()) {
 			all = append(all, a.Prefix.Addr())
@@ -379,7 +379,7 @@ func (t *podTable) complain(uid string, err error) {
 	defer t.mu.Unlock()
 	if r := t.records[uid]; r != nil && r.complaint != err.Error() {
 		r.complaint = err.Error()
-		t.log.Warn("A pod has no address of a pool", "err", err)
+		t.log.Warn("Pod has no pool address", "err", err)
 	}
 }
 

@@ -30,8 +30,8 @@ const podCIDRAgain = 15 * time.Second
 const flannelSubnet = "run/flannel/subnet.env"
 
 // errNoPodCIDR is about nodes whose addresses another program gives out.
-var errNoPodCIDR = errors.New("the Node has no podCIDR and the node's network no range: " +
-	"other nodes cannot route addresses of pools to its pods")
+var errNoPodCIDR = errors.New("the Node has no podCIDR and its network no range: " +
+	"other nodes cannot route pool addresses to its pods")
 
 // router tells package route, while the cluster has a pool of mode Routed, where the addresses of such pools are. It
 // finds out by which prefixes other nodes route to this one, and whether they can. mu is held for the fields below it,
@@ -270,12 +270,12 @@ func (r *router) learnPodCIDR(ctx context.Context) {
 	}
 }
 
-// cloudAgain is when the Node is asked again whether a cloud's router has the routes to its pods: the cloud's
+// cloudAgain is when the Node is asked again whether a cloud router has the routes to its pods: the cloud's
 // controller may say so after the agent's start.
 const cloudAgain = 5 * time.Minute
 
-const byCloud = "a cloud's router has the routes to its pods (condition NetworkUnavailable, reason RouteCreated) " +
-	"and knows none to other addresses"
+const byCloud = "a cloud router has the routes to its pods (condition NetworkUnavailable, reason RouteCreated) " +
+	"but none to other addresses"
 
 // learnCannotRoute finds out whether pods of the node can have routed addresses.
 func (r *router) learnCannotRoute(ctx context.Context) {

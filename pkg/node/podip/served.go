@@ -29,7 +29,7 @@ func (s *servedPools) set(text string) {
 	if text != "" {
 		var err error
 		if pools, err = v1alpha1.ParseServedPools(text); err != nil { // there are some
-			s.log.Warn("Cannot read which pools there are", "err", err)
+			s.log.Warn("Cannot read the pools", "err", err)
 			pools = &v1alpha1.ServedPools{More: true}
 		}
 	}

@@ -209,7 +209,7 @@ func (m *machine) there(a ledger.Address, boot string) (bool, error) {
 }
 
 // errBlind is about a view that lacks namespaces: what is not seen may be there.
-var errBlind = errors.New("none of the network namespaces of the pods that run is visible: " +
+var errBlind = errors.New("no network namespace of a running pod is visible: " +
 	"the agent's mounts are not the host's")
 
 // believe returns why the view cannot be trusted: a pod's namespace that is still there must be in it.

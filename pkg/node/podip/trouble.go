@@ -33,7 +33,7 @@ func (t *troubles) note(part string, err error) {
 	}
 	t.failed(part)
 	if t.now[part] != err.Error() {
-		t.log.Warn("Pools: retrying", "part", part, "err", err)
+		t.log.Warn("Pool operation failed, retrying", "part", part, "err", err)
 	}
 	t.now[part] = err.Error()
 }

@@ -15,10 +15,11 @@ type metrics struct {
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		up: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "stayput_agent_api_up", Help: "Whether the agent watches RetainedIPs; it writes none while it does not.",
+			Name: "stayput_agent_api_up",
+			Help: "Whether the agent watches RetainedIPs; without the watch, it does not write them.",
 		}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "stayput_agent_api_writes_total", Help: "Writes of RetainedIPs, by verb and result.",
+			Name: "stayput_agent_api_writes_total", Help: "Writes of RetainedIPs by verb and result.",
 		}, []string{"verb", "result"}),
 		eventsSent: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stayput_agent_events_sent_total", Help: "Kubernetes Events sent.",

@@ -56,7 +56,7 @@ func (n *nodeOwner) get(ctx context.Context) (types.UID, error) {
 	switch {
 	case err == nil && uid == "":
 		if n.err = fmt.Errorf("%w: Node %s", errNoNode, n.node); !errors.Is(was, errNoNode) {
-			n.log.Warn("Publishing nothing, retrying", "err", n.err)
+			n.log.Warn("Cannot publish RetainedIPs, retrying", "err", n.err)
 		}
 	case err != nil:
 		n.err = fmt.Errorf("the owner of the RetainedIPs: %w", err)

@@ -193,7 +193,7 @@ func (p *Publisher) Trouble() string {
 		return p.trouble
 	}
 	for _, err := range p.failing {
-		return fmt.Sprintf("%d RetainedIPs are not up to date, one of them: %v", len(p.failing), err)
+		return fmt.Sprintf("%d RetainedIPs are not up to date, for example: %v", len(p.failing), err)
 	}
 	return ""
 }

@@ -185,11 +185,12 @@ func (l listWatch) sameHistory(ctx context.Context, version string) error {
 	err := l.p.client.Get().Namespace(metav1.NamespaceDefault).Resource(retainedIPs).
 		VersionedParams(&one, metav1.ParameterCodec).Do(ctx).Into(&list)
 	if err != nil {
-		return fmt.Errorf("asking for the version of the API server: %w", err)
+		return fmt.Errorf("getting the resourceVersion of the API server: %w", err)
 	}
 	if c, err := resourceversion.CompareResourceVersion(list.ResourceVersion, version); err == nil && c < 0 {
-		l.p.log.Warn("API server went back in time, a backup was restored", "version", list.ResourceVersion, "seen", version)
-		return apierrors.NewResourceExpired("the API server went back in time")
+		l.p.log.Warn("resourceVersion of the API server went backwards, a backup was restored",
+			"version", list.ResourceVersion, "seen", version)
+		return apierrors.NewResourceExpired("the API server's resourceVersion went backwards")
 	}
 	return nil
 }

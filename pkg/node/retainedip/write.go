@@ -21,7 +21,7 @@ import (
 // tryLater is not a failure.
 type tryLater struct{ after time.Duration }
 
-func (t tryLater) Error() string { return "too early, again after " + t.after.String() }
+func (t tryLater) Error() string { return "too early, retrying after " + t.after.String() }
 
 // apply writes what is promised over the object that it was compared with, nil if there was none.
 func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promised, owner types.UID) error {
@@ -59,7 +59,7 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 
 // errSquatted is about a name of this node's that another node's object has: the agent watches only its own node's, and
 // a RetainedIP never changes its node.
-var errSquatted = errors.New("another node's object has the name")
+var errSquatted = errors.New("the name is taken by another node's object")
 
 // unsquat finds out whether a new object is refused because the name is taken, and deletes what has it. It returns err,
 // or what is wrong with the name.
@@ -76,7 +76,7 @@ func (p *Publisher) unsquat(ctx context.Context, key Name, err error) error {
 	if p.deleteOne(ctx, &is) != nil {
 		return said
 	}
-	p.log.Warn("Deleted another node's RetainedIP that had a name of this node's", "object", key.String(),
+	p.log.Warn("Deleted another node's RetainedIP with a name reserved for this node", "object", key.String(),
 		"node", is.Spec.NodeName)
 	return tryLater{0}
 }

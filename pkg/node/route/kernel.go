@@ -108,7 +108,7 @@ func (k *kernel) bridge(name string) (int, error) {
 	case errors.As(err, &none):
 		return 0, nil
 	case err != nil:
-		return 0, fmt.Errorf("looking at bridge %s: %w", name, err)
+		return 0, fmt.Errorf("reading bridge %s: %w", name, err)
 	case l.Type() != "bridge" || l.Attrs().Flags&net.FlagUp == 0:
 		return 0, nil
 	}

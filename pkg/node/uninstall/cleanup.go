@@ -110,10 +110,10 @@ func (c *cleanup) handBack() error {
 		return fmt.Errorf("removing the CNI configuration: %w", err)
 	}
 	if removed {
-		c.Log.Info("Removed the CNI configuration, host-local is in charge", "file",
+		c.Log.Info("Removed the CNI configuration, host-local is used again", "file",
 			filepath.Join(c.CNIConfDir, cniconf.ConflistName))
 		if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateBroken {
-			c.Log.Warn("The CNI configuration without stayput's is broken", "state", s.State, "message", s.Message)
+			c.Log.Warn("CNI configuration is broken without stayput's", "state", s.State, "message", s.Message)
 		}
 	}
 	if removed || c.switched.IsZero() {
@@ -126,11 +126,11 @@ func (c *cleanup) handBack() error {
 func (c *cleanup) handBackMultus() error {
 	changed, err := cniconf.HandBackMultus(c.CNIConfDir)
 	if changed {
-		c.Log.Info("Handed multus' configuration back, host-local is in charge")
+		c.Log.Info("Restored multus' configuration, host-local is used again")
 		c.switched = time.Now()
 	}
 	if err != nil {
-		return fmt.Errorf("handing multus' configuration back: %w", err)
+		return fmt.Errorf("restoring multus' configuration: %w", err)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (c *cleanup) endPromises() error {
 			c.Log.Info("Freed", "network", name, "addr", a)
 		}
 		for _, a := range freed.InUse {
-			c.Log.Info("In use, becomes free when its pod ends", "network", name, "addr", a)
+			c.Log.Info("Left bound address, it becomes free when its pod ends", "network", name, "addr", a)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %w", name, err))
@@ -195,7 +195,7 @@ func (c *cleanup) removeFiles() (clean bool, err error) {
 	}
 	if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateByHand ||
 		s.State == cniconf.StateNoPlugin {
-		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall",
+		return false, fmt.Errorf("%s uses the plugin: set ipam.type to host-local there, then run stayput-agent uninstall",
 			filepath.Join(c.CNIConfDir, s.File))
 	}
 	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir, c.CNICacheDir)

@@ -82,7 +82,7 @@ func New(config *rest.Config, namespace string, o Options) (*Uninstaller, error)
 		return nil, err
 	}
 	if err == nil && json.Unmarshal(b, &u.record) != nil {
-		u.Log.Warn("Cannot read the record of the installation, an uninstallation in the agent's absence goes unnoticed",
+		u.Log.Warn("Cannot read the installation record, an uninstallation while the agent is down goes unnoticed",
 			"file", u.path)
 		u.record = record{}
 	}
@@ -164,7 +164,7 @@ func (u *Uninstaller) await(ctx context.Context) bool {
 		case status.State == uninstall.Present:
 			confirmed = nil
 			if err := u.save(record{Object: status.Object}); err != nil {
-				u.Log.Warn("An uninstallation in the agent's absence will go unnoticed", "err", err)
+				u.Log.Warn("An uninstallation while the agent is down will go unnoticed", "err", err)
 			}
 			if u.Pools != nil {
 				u.Pools(status.Object.Pools, status.Object.Routed)
@@ -197,7 +197,7 @@ func (u *Uninstaller) await(ctx context.Context) bool {
 
 // putBack puts the node back, and then idles until ctx is done.
 func (u *Uninstaller) putBack(ctx context.Context) error {
-	u.Log.Info("Uninstalling: putting this node back as it was")
+	u.Log.Info("Uninstalling: restoring this node")
 	object := u.record.Object
 	object.Confirmed = object.Confirmed || u.signal.Status().Object.Confirmed
 	if err := u.save(record{Object: object, Begun: true}); err != nil {
@@ -221,11 +221,11 @@ func (u *Uninstaller) putBack(ctx context.Context) error {
 		switch {
 		case err == nil && c.held():
 			u.setStatus("uninstalling: ConfigMap " + uninstall.ConfigMap + " is gone; promises end at " +
-				c.hold.UTC().Format(time.RFC3339) + " unless it comes back")
+				c.hold.UTC().Format(time.RFC3339) + " unless it is created again")
 		case complete:
-			status := "uninstalled: nothing of stayput is left on this node"
+			status := "uninstalled: stayput was removed from this node"
 			if c.leftPlugin {
-				status += " but the plugin's binary, which the agent may not remove"
+				status += " except the plugin's binary, which the agent may not remove"
 			}
 			u.setStatus(status)
 		case err != nil:
@@ -244,7 +244,7 @@ func (u *Uninstaller) putBack(ctx context.Context) error {
 		}
 		pause, end := min(retryAfter, u.Reload), working.Done()
 		if complete {
-			u.Log.Info("Uninstalled: nothing of stayput is left on this node")
+			u.Log.Info("Uninstalled: stayput was removed from this node")
 			pause, end = recheckAfter, ctx.Done()
 		}
 		select {
@@ -268,7 +268,7 @@ func (u *Uninstaller) save(r record) error {
 		return err
 	}
 	if err := (atomicfile.File{Path: u.path, Mode: 0o600}).Write(bytes.NewReader(append(b, '\n'))); err != nil {
-		return fmt.Errorf("remembering the installation: %w", err)
+		return fmt.Errorf("recording the installation: %w", err)
 	}
 	u.record = r
 	return nil
