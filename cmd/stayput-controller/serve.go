@@ -51,17 +51,18 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.placement.LeaderElectionNamespace, "leader-election-namespace", "",
 		"namespace of the leader election lease; empty: the pod's own")
 	f.StringSliceVar(&o.kinds, "workload-kinds", nil,
-		"further kinds that a PersistentPodState may name, as Kind.version.group; they need a scale subresource")
+		"additional kinds that a PersistentPodState may target, as Kind.version.group; they must have a scale subresource")
 	f.DurationVar(&o.placement.LongestRetention, "longest-retention", 0,
 		"longest time that an address of a pool is retained; 0: no limit")
 	f.BoolVar(&o.placement.NominateHomes, "nominate-homes", false,
-		"have the scheduler try the home of a pod first that only prefers it; needs the right to patch pods/status")
+		"nominate the home of a pod that only prefers it, so that the scheduler tries it first; "+
+			"requires the right to patch pods/status")
 	f.BoolVar(&o.gates, "gate-webhook", false,
-		"serve the webhook that gates pods where the API server has no policies for that, once there is its Secret, "+
+		"serve the webhook that gates pods where the API server has no policies for that, once its Secret exists, "+
 			"stayput-gate")
 	f.IntVar(&o.webhook.Port, "gate-webhook-port", 9443, "port of the webhook that gates pods")
 	f.BoolVar(&o.webhook.Given, "gate-webhook-cert-given", false,
-		"the certificate in that Secret comes from elsewhere, for example from cert-manager: do not make or renew it")
+		"the certificate in that Secret is managed externally, for example by cert-manager: do not create or renew it")
 	o.log.AddFlags(f)
 }
 

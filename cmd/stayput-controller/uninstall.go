@@ -14,10 +14,10 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Prepare the cluster for the removal of stayput",
-		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, take the\n" +
-			"finalizers off PodIPs and PodIPPools, and wait until the running agents have put their nodes back. Then\n" +
-			"everything else of stayput can be deleted. Helm runs this before it deletes a release. It may be run by hand,\n" +
-			"and more than once.",
+		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, remove the\n" +
+			"finalizers of PodIPs and PodIPPools, and wait until the running agents have restored their nodes. Then\n" +
+			"all other objects of stayput can be deleted. Helm runs this before it deletes a release. It may be run by hand\n" +
+			"and repeatedly.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			namespace, err := o.namespace()
@@ -45,7 +45,7 @@ uninstallation, after the admission policies that gate pods are gone. It may be 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !all {
-				return errors.New("--all is required: it confirms that every gated pod of the cluster is meant")
+				return errors.New("--all is required: it confirms that all gated pods of the cluster are to be ungated")
 			}
 			c, err := o.client()
 			if err != nil {

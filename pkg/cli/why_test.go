@@ -147,7 +147,7 @@ func TestTheForecastFollowsFromTheFacts(t *testing.T) {
 		"its home is cordoned": {someFacts(homeCordoned), "If it is deleted now", "wait", "node-1",
 			[]string{"is cordoned: the new pod waits for it, gated, at most 60s", "10.1.0.9 if its home is back"}},
 		"its home is gone": {someFacts(homeGone), "If it is deleted now", "elsewhere", "", []string{
-			"is gone from the cluster", "IP: another one",
+			"no longer exists", "IP: another one",
 		}},
 		"it is gone": {someFacts(gone), "If it is created now", "home", "node-1", []string{
 			"IP: 10.1.0.9, kept until 2026-01-02T12:05:00Z",

@@ -99,7 +99,7 @@ func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Deci
 	node := s.Nodes.Node(s.Address.Node)
 	switch {
 	case s.Address.Node == "" && len(required) == 0 && s.Record.lost(s.Nodes):
-		d.Outcome, d.Home, d.Reason = OutcomeElsewhere, NodeHome(s.Record.State.NodeName), "is gone from the cluster"
+		d.Outcome, d.Home, d.Reason = OutcomeElsewhere, NodeHome(s.Record.State.NodeName), "no longer exists"
 		return d
 	case s.Address.Node == "" && len(required) == 0:
 		if !d.Affinity.Empty() {
@@ -111,7 +111,7 @@ func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Deci
 		return d
 	case s.Address.Node != "" && node != nil && !hasLabels(node, required):
 		d.Notes = append(d.Notes, fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, "+
-			"has other labels: the IP's node is taken", s.Record.Object.Name, spell(required), s.Address.Node))
+			"has other labels: using the node of the IP", s.Record.Object.Name, spell(required), s.Address.Node))
 		d.Affinity.Required, required = nil, nil
 	}
 

@@ -142,7 +142,7 @@ func TestDecisions(t *testing.T) {
 					Effect: corev1.TaintEffectPreferNoSchedule}}
 			}), Address: Address{Node: "node-1"}}, outcome: OutcomeHome, node: "node-1"},
 		{name: "a deleted home is not waited for", s: Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}},
-			outcome: OutcomeElsewhere, says: "is gone"},
+			outcome: OutcomeElsewhere, says: "no longer exists"},
 		{name: "a home that the pod's own selector excludes is reported, not enforced",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
 				p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-2"}
@@ -208,7 +208,7 @@ func TestDecisions(t *testing.T) {
 		{name: "a required host that is gone",
 			s: Situation{Nodes: healthy[1:],
 				Record: recordWith([]string{corev1.LabelHostname}, []string{corev1.LabelTopologyZone})}, outcome: OutcomeElsewhere,
-			preferred: 1, says: "are gone"},
+			preferred: 1, says: "no longer exist"},
 		{name: "a required zone takes another node of it",
 			s:       Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
 			outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}},
@@ -221,7 +221,7 @@ func TestDecisions(t *testing.T) {
 		{name: "the address wins over a record of another place",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-3"},
 				Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
-			outcome: OutcomeHome, node: "node-3", says: "the IP's node is taken"},
+			outcome: OutcomeHome, node: "node-3", says: "using the node of the IP"},
 
 		{name: "an ungated pod is not ours until the scheduler has spoken",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},

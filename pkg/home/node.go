@@ -35,7 +35,7 @@ type obstacle struct {
 func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 	switch {
 	case node == nil:
-		return obstacle{"is gone from the cluster", true}
+		return obstacle{"no longer exists", true}
 	case leaving(node) != "": // whether or not the pod tolerates it
 		return obstacle{leaving(node), true}
 	case !accepts(pod, node):
@@ -87,7 +87,7 @@ func obstacleToAll(all Nodes, first string, required map[string]string, pod *cor
 	if n := all.Node(first); n != nil && hasLabels(n, required) && obstacleTo(n, pod).reason == "" {
 		return obstacle{}
 	}
-	worst := obstacle{"are gone from the cluster", true}
+	worst := obstacle{"no longer exist", true}
 	for i, n := range all.Labelled(required) {
 		o := obstacleTo(n, pod)
 		if o.reason == "" {

@@ -92,7 +92,7 @@ func Wait(annotations map[string]string) (wait time.Duration, whileKept bool, er
 	}
 	if wait, err = time.ParseDuration(value); err != nil || wait < 0 {
 		return DefaultWait, false,
-			fmt.Errorf("annotation %s: %q is not valid: expected a duration such as 60s or 10m, or %s; it is taken as %s",
+			fmt.Errorf("annotation %s: %q is not valid: expected a duration such as 60s or 10m, or %s; using %s",
 				stayputv1alpha1.AnnotationHomeWait, value, stayputv1alpha1.HomeWaitRetention, DefaultWait)
 	}
 	return wait, false, nil
@@ -107,7 +107,7 @@ func Prefers(annotations map[string]string) (bool, error) {
 	case stayputv1alpha1.HomePreferred:
 		return true, nil
 	default:
-		return false, fmt.Errorf("annotation %s: %q is not valid: expected %s or %s; it is taken as %[3]s",
+		return false, fmt.Errorf("annotation %s: %q is not valid: expected %s or %s; using %[3]s",
 			stayputv1alpha1.AnnotationHome, value, stayputv1alpha1.HomeRequired, stayputv1alpha1.HomePreferred)
 	}
 }

@@ -34,7 +34,7 @@ func TestAClientCannotHoardTheControllersConnections(t *testing.T) {
 }
 
 func TestTheControllersHealthIsThatOfItsCaches(t *testing.T) {
-	ready := errors.New("caches are still being filled")
+	ready := errors.New("caches have not synced yet")
 	h := healthHandler(func(*http.Request) error { return ready })
 	get := func(path string) (int, string) {
 		r := httptest.NewRecorder()

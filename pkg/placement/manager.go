@@ -155,7 +155,7 @@ func persist(ctx context.Context, log logr.Logger, every time.Duration, f func()
 		}
 		if time.Since(logged) > time.Minute {
 			logged = time.Now()
-			log.Error(err, "Cannot ask the API server what it serves, retrying", "every", every)
+			log.Error(err, "Cannot discover the kinds that the API server serves, retrying", "every", every)
 		}
 		select {
 		case <-ctx.Done():
@@ -248,7 +248,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	// 7. Metrics and health.
 	synced := func(r *http.Request) error {
 		if !filled(r.Context()) {
-			return errors.New("caches are still being filled")
+			return errors.New("caches have not synced yet")
 		}
 		return nil
 	}

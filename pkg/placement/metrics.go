@@ -23,7 +23,7 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) 
 		gates: gates,
 		placements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_controller_placements_total",
-			Help: "Pods placed by outcome: free (had no home), home, elsewhere (gave its home up), evict (deleted because its " +
+			Help: "Pods placed by outcome: free (had no home), home, elsewhere (gave up its home), evict (deleted because its " +
 				"home had no room).",
 		}, []string{"outcome"}),
 		gated: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -70,13 +70,13 @@ func newGateMetrics(m *memory, leads func() bool) *gateMetrics {
 	return &gateMetrics{
 		memory: m, leads: leads,
 		gated: prometheus.NewDesc("stayput_controller_gated_pods",
-			"Pods that only Stayput's gate holds, by what they wait for: false (nothing), true (their home), address (of a "+
+			"Pods held only by Stayput's gate, by what they wait for: false (nothing), true (their home), address (of a "+
 				"pool). Leader only.", []string{"waiting"}, nil),
 		oldest: prometheus.NewDesc("stayput_controller_oldest_gated_pod_age_seconds",
-			"Age of the oldest pod that only Stayput's gate holds, 0 without any, by what it waits for: false (nothing), "+
+			"Age of the oldest pod held only by Stayput's gate, 0 if there is none, by what it waits for: false (nothing), "+
 				"true (its home), address (of a pool). Leader only.", []string{"waiting"}, nil),
 		waiting: prometheus.NewDesc("stayput_controller_waiting_pods",
-			"Pods that wait for a home that cannot take them now, gated or already ungated. Leader only.", nil, nil),
+			"Pods waiting for a home that cannot take them now, gated or already ungated. Leader only.", nil, nil),
 	}
 }
 

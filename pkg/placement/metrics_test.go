@@ -59,12 +59,12 @@ func TestTheLeaderCountsGatedPodsByWhetherTheyWaitForTheirHome(t *testing.T) {
 	want := func(fresh, late string, waits string) {
 		t.Helper()
 		text := `
-# HELP stayput_controller_gated_pods Pods that only Stayput's gate holds, by what they wait for: false (nothing), true (their home), address (of a pool). Leader only.
+# HELP stayput_controller_gated_pods Pods held only by Stayput's gate, by what they wait for: false (nothing), true (their home), address (of a pool). Leader only.
 # TYPE stayput_controller_gated_pods gauge
 stayput_controller_gated_pods{waiting="address"} 0
 stayput_controller_gated_pods{waiting="false"} ` + fresh + `
 stayput_controller_gated_pods{waiting="true"} ` + waits + `
-# HELP stayput_controller_oldest_gated_pod_age_seconds Age of the oldest pod that only Stayput's gate holds, 0 without any, by what it waits for: false (nothing), true (its home), address (of a pool). Leader only.
+# HELP stayput_controller_oldest_gated_pod_age_seconds Age of the oldest pod held only by Stayput's gate, 0 if there is none, by what it waits for: false (nothing), true (its home), address (of a pool). Leader only.
 # TYPE stayput_controller_oldest_gated_pod_age_seconds gauge
 stayput_controller_oldest_gated_pod_age_seconds{waiting="address"} 0
 stayput_controller_oldest_gated_pod_age_seconds{waiting="false"} ` + late + `

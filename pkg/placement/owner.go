@@ -171,9 +171,9 @@ func endless(ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference, heirs
 	case ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned:
 		return ""
 	case owner == nil:
-		return asked + " needs a workload that controls the pod, which has none; the IP is not retained"
+		return asked + " requires a workload that controls the pod, but the pod has none; the IP is not retained"
 	case ip.Spec.Identity == "" && !heirs:
-		return fmt.Sprintf("%s needs pods with an ordinal, which those of a %s lack, or the annotation %s; "+
+		return fmt.Sprintf("%s requires pods with an ordinal, which pods of a %s do not have, or the annotation %s; "+
 			"the IP is not retained", asked, owner.Kind, stayputv1alpha1.AnnotationIdentity)
 	}
 	return ""

@@ -105,7 +105,7 @@ func (p *placer) enqueueUndecided(ctx context.Context,
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	var list cluster.PodList
 	if err := p.cache.List(ctx, &list, client.MatchingFields{podsUndecided: "true"}); err != nil {
-		return fmt.Errorf("listing the pods that wait: %w", err)
+		return fmt.Errorf("listing waiting pods: %w", err)
 	}
 	for i := range list.Items {
 		queue.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
@@ -225,7 +225,7 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	case errors.Is(err, podip.ErrUnknown): // it is woken once that is known, and else to say so
 		return reconcile.Result{RequeueAfter: cluster.SayFailureAfter}, nil
 	case podip.Changed(err): // another pod by now, or a changed one
-		log.FromContext(ctx).V(1).Info("Pod changed, deciding again", "pod", req, "err", err)
+		log.FromContext(ctx).V(1).Info("Pod changed, retrying its placement", "pod", req, "err", err)
 		return reconcile.Result{RequeueAfter: p.lag.When(req)}, nil
 	}
 	return reconcile.Result{}, err
@@ -336,7 +336,8 @@ func (p *placer) letGo(ctx context.Context, pod *corev1.Pod) error {
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.Ungated(pod)
-	p.say(pod, corev1.EventTypeWarning, home.ReasonPodTooLong, cluster.TooLongNote+": the pod goes without its home")
+	p.say(pod, corev1.EventTypeWarning, home.ReasonPodTooLong, cluster.TooLongNote+
+		": the pod was ungated without its home")
 	p.memory.decided(client.ObjectKeyFromObject(pod))
 	return nil
 }
@@ -481,7 +482,7 @@ func (p *placer) placed(ctx context.Context, pod *corev1.Pod, s home.Situation, 
 	if d.Outcome == home.OutcomeElsewhere {
 		note := fmt.Sprintf("its home, %s, %s: the pod goes elsewhere", d.Home, d.Reason)
 		if d.Nominate != "" {
-			note += " unless there is room by now"
+			note += " unless there is room by then"
 		}
 		if s.Address.Node != "" {
 			note += "; its address there still expires as scheduled"
@@ -495,8 +496,9 @@ func (p *placer) placed(ctx context.Context, pod *corev1.Pod, s home.Situation, 
 // placement returns what a pod is given by a decision.
 func (p *placer) placement(pod *corev1.Pod, r *home.Record, d home.Decision) gate.Placement {
 	to := gate.Placement{Affinity: d.Affinity, Recorded: r.Annotations(), Refused: func(err error) {
-		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPassedOn, fmt.Sprintf("PersistentPodState %s: the pod goes "+
-			"without the annotations of its predecessor, with which it is refused: %s", r.Object.Name, err))
+		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPassedOn, fmt.Sprintf("PersistentPodState %s: the pod "+
+			"starts without the annotations of its predecessor, because the API server rejects it with them: %s",
+			r.Object.Name, err))
 	}}
 	switch {
 	case d.Affinity.Requires():
@@ -525,7 +527,7 @@ func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) (*c
 	err = p.client.Status().Patch(ctx, nominated, client.RawPatch(types.MergePatchType, patch),
 		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if apierrors.IsForbidden(err) { // the pod is ungated without a nomination
-		log.FromContext(ctx).Error(err, "Cannot nominate a node", "pod", client.ObjectKeyFromObject(pod), "node", node)
+		log.FromContext(ctx).Error(err, "Cannot nominate node", "pod", client.ObjectKeyFromObject(pod), "node", node)
 		return pod, nil
 	}
 	if err != nil {
@@ -539,7 +541,7 @@ func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) (*c
 func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) error {
 	if metav1.GetControllerOf(pod) == nil {
 		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf(
-			"its home, %s, %s, and no controller would create the pod again: delete it and create one that goes elsewhere",
+			"its home, %s, %s, and no controller would re-create the pod: delete it and create one that goes elsewhere",
 			d.Home, d.Reason))
 		return nil
 	}

@@ -139,7 +139,7 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 				want = 2 // on the pod and on its controller
 			}
 			says := map[bool]string{true: "the pod was deleted so that its successor goes elsewhere",
-				false: "no controller would create the pod again: delete it"}[made]
+				false: "no controller would re-create the pod: delete it"}[made]
 			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+home.ReasonHomeFull+" ") ||
 				!strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
 				t.Errorf("said %q", notes)

@@ -311,7 +311,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	is, retry, err := r.workloads.Wanted(ctx, ip.Namespace, *w, ip.Spec.PodName, keep,
 		func() ([]string, error) { return r.siblings(ctx, ip) })
 	if apierrors.IsForbidden(err) {
-		log.FromContext(ctx).Info("Keeping addresses of a workload that must not be read", "err", err)
+		log.FromContext(ctx).Info("Keeping addresses of a workload that the controller may not read", "err", err)
 		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	if err != nil {

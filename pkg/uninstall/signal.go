@@ -182,7 +182,7 @@ func (s *Signal) list(ctx context.Context) (version string, err error) {
 // leaves it as it was.
 func (s *Signal) Ask(ctx context.Context) Status {
 	if _, err := s.list(ctx); err != nil {
-		s.log.Debug("Cannot ask whether stayput is installed", "err", err)
+		s.log.Debug("Cannot determine whether stayput is installed", "err", err)
 	}
 	return s.Status()
 }

@@ -75,7 +75,7 @@ func TestPodsDoNotWaitForADeletedNode(t *testing.T) {
 		t.Errorf("it is on the deleted node")
 	}
 	message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp")
-	if !strings.Contains(message, node.Name+", is gone from the cluster") {
+	if !strings.Contains(message, node.Name+", no longer exists") {
 		t.Errorf("the Event says %q", message)
 	}
 }

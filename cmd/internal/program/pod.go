@@ -17,7 +17,7 @@ func APIServer(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()
 		if err != nil {
-			return nil, fmt.Errorf("no --kubeconfig, and no cluster around this process: %w", err)
+			return nil, fmt.Errorf("no --kubeconfig, and not running in a cluster: %w", err)
 		}
 		return config, nil
 	}
@@ -47,9 +47,9 @@ func Namespace() string {
 func InstalledIn(given string) (string, error) {
 	pod := Namespace()
 	if given != "" && pod != "" && given != pod {
-		return "", fmt.Errorf("--namespace: the manifest was made for namespace %s, whose accounts its admission policies "+
-			"name, and this pod is in %s: expected the same namespace; to install in another one, use helm template "+
-			"--namespace, not a namespace of kustomize", given, pod)
+		return "", fmt.Errorf("--namespace: the manifest was rendered for namespace %s, whose service accounts "+
+			"its admission policies name, and this pod is in %s: expected the same namespace; to install in another one, "+
+			"use helm template --namespace, not the namespace field of kustomize", given, pod)
 	}
 	return cmp.Or(given, pod), nil
 }

@@ -11,7 +11,7 @@ func TestAManifestForAnotherNamespaceIsRefused(t *testing.T) {
 		{"", "web", "web", ""},
 		{"web", "", "web", ""}, // not in a pod
 		{"web", "web", "web", ""},
-		{"stayput-system", "web", "", "the manifest was made for namespace stayput-system"},
+		{"stayput-system", "web", "", "the manifest was rendered for namespace stayput-system"},
 	} {
 		t.Setenv("POD_NAMESPACE", c.pod)
 		got, err := InstalledIn(c.given)

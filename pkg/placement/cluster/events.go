@@ -52,5 +52,5 @@ const (
 
 // NotPlaced says that a pod cannot be placed.
 func NotPlaced(err error) string {
-	return fmt.Sprintf("the pod stays gated and is tried again, because each try to place it fails: %s", err)
+	return fmt.Sprintf("the pod stays gated because placing it failed, retrying: %s", err)
 }

@@ -52,8 +52,8 @@ const (
 )
 
 // TooLongNote says so for people.
-const TooLongNote = "its node affinity, node selector, tolerations and annotations of stayput's are " +
-	"longer than 64 KiB together, which the controller does not keep"
+const TooLongNote = "its node affinity, node selector, tolerations and stayput annotations exceed 64 KiB in total, " +
+	"which the controller does not cache"
 
 // TooLong reports whether what decides where the pod may go is too long to be kept: its placement must not depend on
 // that. Only a pod without a node can be.

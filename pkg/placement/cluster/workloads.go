@@ -42,13 +42,13 @@ import (
 // Why [Workloads.Get] returns no workload. Any other error means that it is not known.
 var (
 	// ErrGone means that, by the API server, there is no such workload.
-	ErrGone = errors.New("there is no such workload")
+	ErrGone = errors.New("workload not found")
 	// ErrNotServed means that the API server does not serve the kind now. It may later.
 	ErrNotServed = errors.New("the API server does not serve this kind")
 	// ErrNotTarget means that pods of such a workload never come back under their name.
-	ErrNotTarget = errors.New("not a kind whose pods keep their names")
+	ErrNotTarget = errors.New("pods of this kind do not keep their names")
 	// ErrUnknown means that the API server has not been asked yet what it serves.
-	ErrUnknown = errors.New("not known yet whether the API server serves this kind")
+	ErrUnknown = errors.New("unknown yet whether the API server serves this kind")
 )
 
 // PermissionError says what the controller may not do, and how to grant it.
@@ -58,7 +58,7 @@ type PermissionError struct {
 }
 
 func (e *PermissionError) Error() string {
-	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it in a ClusterRole labelled %s: "+
+	return fmt.Sprintf("the controller has no permission to %s for kind %s: grant it in a ClusterRole labelled %s: "+
 		"\"true\"",
 		strings.Join(e.missing, ", "), e.kind, aggregateLabel)
 }
@@ -223,7 +223,7 @@ func (t *Workloads) LookUp(ctx context.Context) {
 		}
 		problem := t.problem(ctx, k.Kind)
 		if problem != nil && !errors.Is(problem, ErrNotServed) && !errors.As(problem, new(*PermissionError)) {
-			log.FromContext(ctx).Error(problem, "Cannot look up a kind of workload", "kind", k.GVK.String())
+			log.FromContext(ctx).Error(problem, "Cannot look up workload kind", "kind", k.GVK.String())
 			continue // what was known stays
 		}
 		t.mu.Lock()
@@ -245,7 +245,7 @@ func (t *Workloads) LookUp(ctx context.Context) {
 			}
 		}
 		if changed {
-			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil,
+			log.FromContext(ctx).Info("Workload kind changed", "kind", k.GVK.String(), "readable", problem == nil,
 				"reason", fmt.Sprint(problem))
 			for _, changed := range subscribers {
 				changed(k.GVK.GroupKind())

@@ -181,11 +181,11 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 		return plan{problem: refused} // it says the same already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
-			"PersistentPodState %s exists and was not generated for this workload: it stays as it is, and none is generated",
+			"PersistentPodState %s exists and was not generated for this workload: it is left unchanged, and none is generated",
 			named.Name)}}
 	case len(all) > 0:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
-			"PersistentPodState %s is already for this workload: none is generated", all[0].Name)}}
+			"PersistentPodState %s already targets this workload: none is generated", all[0].Name)}}
 	}
 	return plan{apply: &asked, problem: refused}
 }

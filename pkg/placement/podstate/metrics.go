@@ -21,8 +21,8 @@ type stateMetrics struct {
 
 func newStateMetrics(c client.Reader, leads func() bool) *stateMetrics {
 	return &stateMetrics{client: c, leads: leads, desc: prometheus.NewDesc("stayput_controller_persistent_pod_states",
-		"PersistentPodStates by what is wrong with them: none, Conflict (another one for the same target is obeyed), "+
-			"Degraded (nothing or less than asked for is recorded). Leader only.",
+		"PersistentPodStates by problem: none, Conflict (another one for the same target is in effect), "+
+			"Degraded (nothing or less than requested is recorded). Leader only.",
 		[]string{"condition"}, nil)}
 }
 

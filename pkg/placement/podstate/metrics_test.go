@@ -46,7 +46,7 @@ func TestPersistentPodStatesAreCountedByWhatIsWrongWithThem(t *testing.T) {
 	}
 	leads = true
 	err := testutil.GatherAndCompare(r, strings.NewReader(`
-# HELP stayput_controller_persistent_pod_states PersistentPodStates by what is wrong with them: none, Conflict (another one for the same target is obeyed), Degraded (nothing or less than asked for is recorded). Leader only.
+# HELP stayput_controller_persistent_pod_states PersistentPodStates by problem: none, Conflict (another one for the same target is in effect), Degraded (nothing or less than requested is recorded). Leader only.
 # TYPE stayput_controller_persistent_pod_states gauge
 stayput_controller_persistent_pod_states{condition="Conflict"} 2
 stayput_controller_persistent_pod_states{condition="Degraded"} 1

@@ -34,7 +34,7 @@ type openKruise struct {
 }
 
 // errKruiseUnknown means that the API server has not answered yet.
-var errKruiseUnknown = errors.New("not known yet whether OpenKruise runs")
+var errKruiseUnknown = errors.New("unknown yet whether OpenKruise is running")
 
 // unknownPause is when to ask again for what is not known yet.
 const unknownPause = time.Second
@@ -53,7 +53,7 @@ func newOpenKruise(mgr ctrl.Manager) (*openKruise, error) {
 	).Informer()}
 	gauge := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "stayput_controller_openkruise",
-		Help: "1 if OpenKruise runs and serves PersistentPodStates, 0 if stayput does.",
+		Help: "1 if OpenKruise is running and serves PersistentPodStates, 0 if stayput does.",
 	}, func() float64 {
 		if runs, err := k.runs(); err == nil && runs {
 			return 1
@@ -99,7 +99,7 @@ func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Resul
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	case !runs:
-		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise is gone: apply stayput's manifests again " +
+		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise was removed: reapply stayput's manifests " +
 			"for their admission policies")
 		return reconcile.Result{}, nil
 	}

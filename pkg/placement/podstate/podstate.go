@@ -37,7 +37,7 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 		return nil, err
 	} else if !ok {
 		mgr.GetLogger().Info("Placing pods without PersistentPodStates, which cannot be read: their CRD is missing, or " +
-			"OpenKruise's webhook does not answer")
+			"OpenKruise's webhook does not respond")
 		return nil, mgr.Add(without{mgr.GetAPIReader()})
 	}
 	if err := errors.Join(indexPods(ctx, cluster.Indexes(mgr.GetCache())),

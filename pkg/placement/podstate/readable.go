@@ -18,7 +18,7 @@ import (
 // PersistentPodStates, as if OpenKruise ran: annotated pods must not wait for that.
 
 // errReadable ends a controller that started without.
-var errReadable = errors.New("PersistentPodStates can be read now")
+var errReadable = errors.New("PersistentPodStates can be read again")
 
 const (
 	readTimeout = 10 * time.Second

@@ -90,15 +90,15 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 		}
 	}
 	if recorded < int(w.Replicas) {
-		v.recorded = finding{reasonPodsNotReady, "some pods are not recorded: a pod is once it has been Ready"}
+		v.recorded = finding{reasonPodsNotReady, "some pods are not recorded yet: a pod is recorded once it is Ready"}
 	}
 	if len(v.states) >= tooManyPods {
 		for name, state := range v.states {
 			v.states[name] = kruisev1alpha1.PodState{NodeName: state.NodeName}
 		}
 		v.degraded = finding{reasonTooManyPods,
-			fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because etcd holds no more: pods come "+
-				"back to the labels their node has then, without their annotations", tooManyPods)}
+			fmt.Sprintf("with %d or more pods only the node name of each pod is recorded, because of etcd's size limit: pods "+
+				"come back by the labels that their node has then, without their annotations", tooManyPods)}
 	}
 	return v
 }
@@ -106,7 +106,7 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 // notRecordable says that an annotation is not passed on.
 func notRecordable(key string) string {
 	return fmt.Sprintf("annotation %s is not passed on to the successors of pods: "+
-		"by it a pod asks for its addresses, or is told them", key)
+		"it requests or assigns addresses", key)
 }
 
 // keepsRecord reports whether the record of a pod that is gone stays. live is how many pods exist: if names do not tell

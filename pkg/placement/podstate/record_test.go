@@ -278,7 +278,7 @@ func TestAPodOfThousandsComesHomeByTheLabelsOfItsNode(t *testing.T) {
 	}
 	s.Nodes = nodes[1:]
 	if d := home.Decide(s); d.Outcome != home.OutcomeElsewhere || d.Home != "node node-1" ||
-		d.Reason != "is gone from the cluster" {
+		d.Reason != "no longer exists" {
 		t.Errorf("its node is gone: decided %+v", d)
 	}
 }

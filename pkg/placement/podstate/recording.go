@@ -100,7 +100,7 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 		if err != nil || left || generated(s) { // generating deletes what was generated
 			return nil, err
 		}
-		return &verdict{pods: new(int32), recorded: finding{reasonTargetNotFound, fmt.Sprintf("there is no %s", ref)}}, nil
+		return &verdict{pods: new(int32), recorded: finding{reasonTargetNotFound, fmt.Sprintf("%s not found", ref)}}, nil
 	case errors.Is(err, cluster.ErrUnknown):
 		return nil, nil // see watchKinds
 	case errors.Is(err, cluster.ErrNotTarget):
@@ -128,11 +128,11 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 func unsupported(ref home.Ref) string {
 	switch ref.Kind {
 	case "Deployment", "ReplicaSet":
-		return fmt.Sprintf("the pods of a %s get new names, so none of them comes back. To share addresses among them, use "+
+		return fmt.Sprintf("pods of a %s get new names, so no pod comes back. To share addresses among them, use "+
 			"the annotation %s",
 			ref.Kind, stayputv1alpha1.AnnotationIdentity)
 	}
-	return fmt.Sprintf("the controller does not know the kind %s: see its flag --workload-kinds", ref.GroupKind())
+	return fmt.Sprintf("unknown kind %s: add it to the controller's flag --workload-kinds", ref.GroupKind())
 }
 
 // stepAside notes on generated objects why nothing is recorded. The others are OpenKruise's alone.
@@ -143,7 +143,7 @@ func (r *recording) stepAside(ctx context.Context, ref home.Ref,
 			continue
 		}
 		err := r.status.write(ctx, ref, s, verdict{states: s.Status.PodStates, pods: s.Status.Pods, degraded: finding{
-			reasonOpenKruise, "OpenKruise runs in this cluster and serves PersistentPodStates",
+			reasonOpenKruise, "OpenKruise is running in this cluster and serves PersistentPodStates",
 		}})
 		if err != nil {
 			return orLater(err)

@@ -73,7 +73,7 @@ func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kr
 	var conflict finding
 	if v.conflict != "" {
 		conflict = finding{reasonOlderObject,
-			fmt.Sprintf("PersistentPodState %s for the same target is older: it is obeyed, this one is not", v.conflict)}
+			fmt.Sprintf("PersistentPodState %s for the same target is older and in effect, this one is ignored", v.conflict)}
 	}
 	wrong(conditionConflict, conflict, reasonObeyed)
 	wrong(conditionDegraded, v.degraded, reasonAsExpected)
@@ -123,7 +123,7 @@ func (w *statusWriter) write(ctx context.Context, ref home.Ref, s *kruisev1alpha
 	}
 	err := w.apply(ctx, s, want)
 	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !w.plain() {
-		log.FromContext(ctx).Info("Leaving out status.conditions, pods and recorded, which OpenKruise's CRD lacks",
+		log.FromContext(ctx).Info("Omitting status.conditions, pods and recorded, which OpenKruise's CRD does not have",
 			"reason", err.Error())
 		w.plainUntil.Store(w.now().Add(plainFor).UnixNano())
 		err = w.apply(ctx, s, plain(want))

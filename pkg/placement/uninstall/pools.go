@@ -43,7 +43,7 @@ func letPoolsGo(ctx context.Context, c client.Client) (freed int, held []string,
 		}
 		freed += found
 	}
-	return freed, held, fmt.Errorf("after %d passes there are still PodIPs or pools with our finalizer", mostPasses)
+	return freed, held, fmt.Errorf("after %d passes some PodIPs or pools still have our finalizer", mostPasses)
 }
 
 // mostPasses bounds the passes if others change PodIPs, or put the finalizer back, all the time.
@@ -94,7 +94,7 @@ func unhold(ctx context.Context, c client.Client, o client.Object) error {
 	name := o.GetName()
 	err = c.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch))
 	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("taking the finalizer %s off %s: %w", v1alpha1.FinalizerInUse, name, err)
+		return fmt.Errorf("removing the finalizer %s from %s: %w", v1alpha1.FinalizerInUse, name, err)
 	}
 	return nil
 }

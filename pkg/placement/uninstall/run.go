@@ -25,10 +25,10 @@ import (
 )
 
 // ErrNotClean is returned by Run if an agent has not finished in time.
-var ErrNotClean = errors.New("the uninstallation is not complete")
+var ErrNotClean = errors.New("uninstallation is not complete")
 
 // errUndefined means that the API server does not serve RetainedIPs, which show how far the agents are.
-var errUndefined = errors.New("RetainedIPs are not defined any more")
+var errUndefined = errors.New("the RetainedIP CRD no longer exists")
 
 const pollInterval = time.Second
 
@@ -46,7 +46,7 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //     back.
 //
 // Finalizers of others are theirs to take off: it names the objects that these keep, and does not wait for them. It
-// also names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it
+// also names the nodes without a running agent, which stay as they are. If the RetainedIP CRD no longer exists, it
 // does not wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a
 // cache.
 func Run(ctx context.Context, c client.Client, namespace string, timeout time.Duration, out io.Writer) error {
@@ -86,20 +86,20 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	policies := bindings.GroupVersion().WithKind("MutatingAdmissionPolicy")
 	for _, name := range []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools} {
 		if err := c.Delete(ctx, named(policies, name)); err != nil && !missing(err) {
-			say("deleting the policy %s, which has no effect any more: %v", name, err)
+			say("deleting the policy %s, which no longer has any effect: %v", name, err)
 		}
 	}
 	freed, held, err := letPoolsGo(ctx, c)
 	sayHeld(say, held)
 	switch {
 	case err != nil:
-		say("%v; nothing else takes off the finalizers %s of PodIPs and PodIPPools, so that these, and their definitions, "+
+		say("%v; nothing else removes the finalizers %s of PodIPs and PodIPPools, so these and their CRDs "+
 			"cannot be deleted", err, v1alpha1.FinalizerInUse)
 	case freed > 0:
-		say("nothing holds the %d PodIPs and PodIPPools any more, which stay as their definitions do", freed)
+		say("removed the finalizers of %d PodIPs and PodIPPools; the objects and their CRDs were not deleted", freed)
 	}
 	if err := deleteGatedWorkloads(ctx, c); err != nil {
-		say("%v; they have no effect any more, to delete them: kubectl delete configmaps -A --field-selector "+
+		say("%v; they no longer have any effect; to delete them: kubectl delete configmaps -A --field-selector "+
 			"metadata.name=%s", err, gate.Workloads)
 	}
 	return waitForAgents(ctx, c, namespace, say)
@@ -114,7 +114,7 @@ func policyBindings(served meta.RESTMapper) (schema.GroupVersionKind, error) {
 		case err == nil:
 			return kind.WithVersion(version), nil
 		case !meta.IsNoMatchError(err):
-			return schema.GroupVersionKind{}, fmt.Errorf("asking what gates pods: %w", err)
+			return schema.GroupVersionKind{}, fmt.Errorf("discovering the policies that gate pods: %w", err)
 		}
 	}
 	return kind.WithVersion(home.PolicyVersions[0]), nil
@@ -139,20 +139,20 @@ func waitForAgents(ctx context.Context, c client.Client, namespace string, say f
 		busy, alone, held, err := remainingNodes(ctx, c, namespace)
 		switch {
 		case errors.Is(err, errUndefined):
-			say("%v: whether the agents have put their nodes back, only their logs say", err)
+			say("%v: see the agents' logs for whether they have restored their nodes", err)
 			return nil
 		case err == nil && len(busy) == 0:
 			sayHeld(say, held)
 			if len(alone) == 0 {
-				say("the agents have put their nodes back")
+				say("the agents have restored their nodes")
 				return nil
 			}
-			say("no agent runs on these nodes, whose promises stay: %s", strings.Join(alone, ", "))
-			say("on each of them, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- " +
+			say("no agent is running on these nodes, which keep their promises: %s", strings.Join(alone, ", "))
+			say("run on each of them, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- " +
 				"/stayput-agent uninstall --root=/proc/1/root")
-			say("and then: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; a node that is gone for good " +
-				"needs neither")
-			say("the agents of the other nodes have put them back")
+			say("then run: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; nodes that were removed for " +
+				"good need neither")
+			say("the agents of the other nodes have restored them")
 			return nil
 		case err == nil:
 			if line := "waiting for the agents on: " + strings.Join(busy, ", "); line != said {
@@ -196,8 +196,8 @@ func sayHeld(say func(string, ...any), held []string) {
 	if n := len(held) - mostHeld; n > 0 {
 		held, more = held[:mostHeld], fmt.Sprintf(" and %d more", n)
 	}
-	say("deleted, but kept by finalizers that are not stayput's: %s%s; until their owners take these off, the objects "+
-		"stay, and their definition cannot be deleted", strings.Join(held, ", "), more)
+	say("deleted, but kept by finalizers of other programs: %s%s; until these are removed, the objects "+
+		"remain, and their CRD cannot be deleted", strings.Join(held, ", "), more)
 }
 
 // remainingNodes returns the nodes that have RetainedIPs: busy ones with a running agent, and those without. What a

@@ -83,12 +83,12 @@ func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(out, "pods are still created with the gate %s, which no policy adds any more: %d have been ungated, ",
+			fmt.Fprintf(out, "pods are still created with the gate %s, which no policy adds anymore: %d have been ungated, ",
 				v1alpha1.PlacementGate, ungated.Load())
 			if pod := example.Load(); pod != nil {
-				fmt.Fprintf(out, "%d are left, such as %s/%s; ", left, pod.Namespace, pod.Name)
+				fmt.Fprintf(out, "%d remain, for example %s/%s; ", left, pod.Namespace, pod.Name)
 			}
-			fmt.Fprintln(out, "remove it from their templates, nothing else removes it")
+			fmt.Fprintln(out, "remove it from their pod templates, nothing else removes it")
 			return nil
 		}
 		if quiet = found == 0; quiet {

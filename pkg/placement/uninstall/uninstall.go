@@ -147,7 +147,7 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 				u.log.Info("Cannot delete the lists of gated workloads", "err", err)
 			}
 			if _, _, err := letPoolsGo(ctx, u.live); err != nil && ctx.Err() == nil {
-				u.log.Info("Cannot take the finalizers off PodIPs and PodIPPools", "err", err)
+				u.log.Info("Cannot remove the finalizers from PodIPs and PodIPPools", "err", err)
 			}
 		}
 		select {
@@ -156,7 +156,7 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 		}
 	}
 	if ctx.Err() == nil {
-		u.log.Info("Still installed: placing pods again")
+		u.log.Info("Uninstallation was canceled, placing pods again")
 		select {
 		case u.again <- struct{}{}:
 		default:

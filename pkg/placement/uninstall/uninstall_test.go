@@ -134,7 +134,7 @@ func TestPodsGatedByHandAreNotUngatedForEver(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Those of the last two lists are left, of pods to try again and of what is left.
-	want := fmt.Sprintf("%d have been ungated, 2 are left, such as default/web-", created-2)
+	want := fmt.Sprintf("%d have been ungated, 2 remain, for example default/web-", created-2)
 	if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "no pod is gated") {
 		t.Errorf("it does not say %q: %s", want, out.String())
 	}
@@ -187,7 +187,7 @@ func TestAForeignFinalizerHoldsUpNoUninstallation(t *testing.T) {
 	}
 	alone := held.DeepCopy()
 	alone.Name, alone.Spec.NodeName = "web-2", "node-2"
-	if out, err := wait(held.DeepCopy(), alone); err != nil || !strings.Contains(out, "promises stay: node-2\n") {
+	if out, err := wait(held.DeepCopy(), alone); err != nil || !strings.Contains(out, "keep their promises: node-2\n") {
 		t.Errorf("a node without an agent is not named: %v: %s", err, out)
 	}
 }

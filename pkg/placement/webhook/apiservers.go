@@ -34,7 +34,7 @@ func (s apiServers) havePolicies(ctx context.Context) (bool, error) {
 	var of discoveryv1.EndpointSlice
 	service := types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}
 	if err := s.reader.Get(ctx, service, &of); err != nil {
-		return false, fmt.Errorf("reading which API servers there are: %w", err)
+		return false, fmt.Errorf("reading the API servers: %w", err)
 	}
 	n := 0
 	for _, p := range of.Ports {
@@ -52,7 +52,7 @@ func (s apiServers) havePolicies(ctx context.Context) (bool, error) {
 		}
 	}
 	if n == 0 {
-		return false, fmt.Errorf("EndpointSlice %s names no API server", service)
+		return false, fmt.Errorf("EndpointSlice %s has no API server", service)
 	}
 	return true, nil
 }
@@ -62,7 +62,7 @@ func (s apiServers) havePolicies(ctx context.Context) (bool, error) {
 func (s apiServers) hasPolicies(ctx context.Context, addr string) (bool, error) {
 	list, err := s.ask(ctx, addr)
 	if err != nil {
-		return false, fmt.Errorf("asking the API server at %s for its policies: %w", addr, err)
+		return false, fmt.Errorf("discovering the policies of the API server at %s: %w", addr, err)
 	}
 	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool {
 		return r.Name == "mutatingadmissionpolicies"

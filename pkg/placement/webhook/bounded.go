@@ -25,7 +25,7 @@ const (
 	roomWithin, bodyWithin = time.Second, 3 * time.Second
 )
 
-var errNoRoom = errors.New("too many requests at a time")
+var errNoRoom = errors.New("too many concurrent requests")
 
 // bounded answers within these bounds. A request beyond them fails, and the API server admits the pod without the gate,
 // as if no replica had answered: its failurePolicy is Ignore.
@@ -36,7 +36,7 @@ type bounded struct {
 
 func (b bounded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength > bodyMost {
-		http.Error(w, "the request is longer than 4 MiB", http.StatusRequestEntityTooLarge)
+		http.Error(w, "the request body exceeds 4 MiB", http.StatusRequestEntityTooLarge)
 		return
 	}
 	connection := http.NewResponseController(w)

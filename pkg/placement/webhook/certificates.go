@@ -68,14 +68,14 @@ type certificates struct {
 }
 
 var (
-	errNone         = errors.New("there is no certificate yet")
-	errUnconfigured = errors.New("there is no configuration of the webhook")
-	errUnread       = errors.New("the API server did not say")
+	errNone         = errors.New("no certificate yet")
+	errUnconfigured = errors.New("webhook configuration not found")
+	errUnread       = errors.New("cannot read from the API server")
 )
 
 var worksDesc = prometheus.NewDesc("stayput_controller_gate_webhook_ready",
 	"Whether this replica serves the webhook that gates pods with a certificate that the API server trusts. Absent if "+
-		"policies gate pods, or pod templates.", nil, nil)
+		"policies or pod templates gate pods.", nil, nil)
 
 // get returns the certificate to serve; it is a tls.Config's GetCertificate.
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -142,7 +142,7 @@ func (c *certificates) Start(ctx context.Context) error {
 			// A conflict: another replica was quicker.
 			if err.Error() != logged && !apierrors.IsConflict(err) && !errors.Is(err, errUnconfigured) {
 				logged = err.Error()
-				c.log.Error(err, "Cannot serve the webhook that gates pods as it should be, retrying")
+				c.log.Error(err, "Cannot configure the webhook that gates pods, retrying")
 			}
 		}
 		select {
@@ -170,7 +170,7 @@ func (c *certificates) look(ctx context.Context) error {
 	if !c.given {
 		renewed, err := renew(secret.Data, serverName(c.namespace), time.Now())
 		if err != nil {
-			return fmt.Errorf("making the webhook's certificate: %w", err)
+			return fmt.Errorf("creating the webhook's certificate: %w", err)
 		}
 		if renewed != nil {
 			secret.Data = renewed
@@ -238,7 +238,7 @@ func (c *certificates) trust(ctx context.Context, authority []byte) error {
 	err = c.writer.Patch(ctx, of, client.RawPatch(types.JSONPatchType, patch),
 		client.FieldOwner(v1alpha1.ControllerFieldManager))
 	if err != nil {
-		return fmt.Errorf("telling the API server whom to trust at the webhook: %w", err)
+		return fmt.Errorf("setting the caBundle of the webhook: %w", err)
 	}
 	return nil
 }

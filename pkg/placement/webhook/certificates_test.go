@@ -228,7 +228,7 @@ func TestTheMetricSaysWhetherAReplicaServes(t *testing.T) {
 		one.judge(one.look(t.Context()), time.Now())
 		if want != "" {
 			want = "# HELP stayput_controller_gate_webhook_ready Whether this replica serves the webhook that gates pods with " +
-				"a certificate that the API server trusts. Absent if policies gate pods, or pod templates.\n" +
+				"a certificate that the API server trusts. Absent if policies or pod templates gate pods.\n" +
 				"# TYPE stayput_controller_gate_webhook_ready gauge\nstayput_controller_gate_webhook_ready " + want + "\n"
 		}
 		if err := testutil.CollectAndCompare(one, strings.NewReader(want)); err != nil {

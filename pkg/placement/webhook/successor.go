@@ -79,7 +79,7 @@ func (s *successor) Start(ctx context.Context) error {
 			logged = ""
 		case err.Error() != logged:
 			logged = err.Error()
-			s.log.Error(err, "Cannot put policies in the webhook's place, retrying")
+			s.log.Error(err, "Cannot replace the webhook with policies, retrying")
 		}
 		if err != nil {
 			pause = min(pause, retryAfter)
@@ -132,7 +132,7 @@ func (s *successor) look(ctx context.Context) (pause time.Duration, err error) {
 	}
 	now := s.now()
 	if since.IsZero() {
-		s.log.Info("Installed the policies that gate pods, which every API server has now; the webhook stays for a while",
+		s.log.Info("Installed the policies that gate pods, all API servers support them; the webhook is deleted later",
 			"removeAfter", after)
 		since = now
 	}
@@ -170,7 +170,7 @@ func readPlan(plan *corev1.ConfigMap) (after time.Duration, policies []*unstruct
 		}
 	}
 	if len(policies) == 0 {
-		return 0, nil, fmt.Errorf("data[%s]: there are no policies", policiesKey)
+		return 0, nil, fmt.Errorf("data[%s]: no policies", policiesKey)
 	}
 	release := map[string]string{}
 	for _, key := range []string{helmRelease, helmReleaseNamespace} {

@@ -149,7 +149,7 @@ func TestAPlanThatCannotBeReadNamesItsKey(t *testing.T) {
 		`data[removeAfter]: "" is not valid: expected a duration`:     {policiesKey: somePolicies},
 		`data[removeAfter]: "soon" is not valid: expected a duration`: {policiesKey: somePolicies, removeAfterKey: "soon"},
 		`data[removeAfter]: "-1h" is not valid: expected a duration`:  {policiesKey: somePolicies, removeAfterKey: "-1h"},
-		`data[policies.yaml]: there are no policies`:                  {policiesKey: "---\n", removeAfterKey: "1h"},
+		`data[policies.yaml]: no policies`:                            {policiesKey: "---\n", removeAfterKey: "1h"},
 		`data[policies.yaml]: `:                                       {policiesKey: "\t", removeAfterKey: "1h"},
 	} {
 		s := newSuccessor(t, plan)
@@ -207,7 +207,7 @@ func TestEachAPIServerIsAsked(t *testing.T) {
 		{"one is away", append(slices.Clone(upgraded), away), false, "connection refused"},
 		{"one does not know the group", append(slices.Clone(upgraded), refuses), false, "404"},
 		{"one is none", append(slices.Clone(upgraded), stranger), false, "tls"},
-		{"there is none", nil, false, "names no API server"},
+		{"there is none", nil, false, "has no API server"},
 	} {
 		of := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}
 		for _, s := range c.servers {

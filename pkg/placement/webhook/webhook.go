@@ -164,7 +164,7 @@ func (g *gater) ifRecorded(ctx context.Context, req admission.Request) admission
 	case apierrors.IsNotFound(err):
 		return admission.Allowed("")
 	case err != nil:
-		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading which workloads are recorded: %w", err))
+		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading the recorded workloads: %w", err))
 	case !gate.Lists(&list, owner):
 		return admission.Allowed("")
 	}
