@@ -106,7 +106,7 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	var ips stayputv1alpha1.PodIPList
 	if err := errors.Join(k.List(ctx, &ours), k.List(ctx, &ips)); err != nil {
 		if meta.IsNoMatchError(err) {
-			err = fmt.Errorf("there are no PodIPPools in this cluster: install stayput with pools.enabled (%w)", err)
+			err = fmt.Errorf("PodIPPools are not installed in this cluster: install stayput with pools.enabled (%w)", err)
 		}
 		return nil, err
 	}
@@ -202,11 +202,11 @@ func (a *adoption) addPool(o *spiderpoolv2beta1.SpiderIPPool, there bool, reserv
 	}
 	switch {
 	case there:
-		p.Action, p.Why = inspection.ActionNone, "there is a PodIPPool of this name"
+		p.Action, p.Why = inspection.ActionNone, "a PodIPPool of this name already exists"
 	case err != nil:
 		p.Action, p.Why = inspection.ActionRefuse, err.Error()
 	case o.Spec.Default != nil && *o.Spec.Default:
-		p.Why = "spec.default is not supported: only pods that ask for it get its addresses"
+		p.Why = "spec.default is not supported: only pods that request the pool get its addresses"
 	}
 }
 
@@ -232,7 +232,7 @@ func (a *adoption) judge(item *adopted, text string, e *spiderEndpoint) {
 	}
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
-		end(inspection.ActionRefuse, "its address %q is not valid: expected one such as 10.6.0.10/16", text)
+		end(inspection.ActionRefuse, "its address %q is not valid: expected an address such as 10.6.0.10/16", text)
 		return
 	}
 	addr := prefix.Addr().Unmap()
@@ -240,15 +240,15 @@ func (a *adoption) judge(item *adopted, text string, e *spiderEndpoint) {
 	pod, of, p := a.pods[item.Namespace+"/"+item.Pod], a.pools[item.Pool], a.taken[addr]
 	switch {
 	case pod == nil || string(pod.UID) != e.Status.Current.UID:
-		end(inspection.ActionNone, "the pod is not there: no pod has the address")
+		end(inspection.ActionNone, "the pod does not exist: no pod has the address")
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
-		end(inspection.ActionNone, "the pod is over: no pod has the address")
+		end(inspection.ActionNone, "the pod has terminated: no pod has the address")
 	case p != nil && p.Spec.PodUID == string(pod.UID):
-		end(inspection.ActionNone, "it is taken over already")
+		end(inspection.ActionNone, "already taken over")
 	case p != nil:
-		end(inspection.ActionRefuse, "it is the address of pod %s/%s", p.Spec.Namespace, p.Spec.PodName)
+		end(inspection.ActionRefuse, "the address belongs to pod %s/%s", p.Spec.Namespace, p.Spec.PodName)
 	case of == nil:
-		end(inspection.ActionRefuse, "there is no SpiderIPPool %s", orNone(item.Pool))
+		end(inspection.ActionRefuse, "SpiderIPPool %s does not exist", orNone(item.Pool))
 	case of.Action == inspection.ActionRefuse:
 		end(inspection.ActionRefuse, "its pool is refused: %s", of.Why)
 	}
@@ -261,7 +261,7 @@ func (a *adoption) judge(item *adopted, text string, e *spiderEndpoint) {
 	} else if !slices.ContainsFunc(wants, func(w pool.Want) bool {
 		return w.Interface == item.Interface && slices.Contains(w.Pools, item.Pool)
 	}) {
-		item.Why = "the pod does not ask for this pool: its successor will have another address"
+		item.Why = "the pod does not request this pool: its successor will get another address"
 	}
 	item.ip = podIPOf(pod, item, addr)
 	item.Retention = item.ip.Spec.Retention
@@ -325,8 +325,8 @@ func (p *pooled) judgeAllocated(text string, a *adoption) {
 	for _, ip := range slices.Sorted(maps.Keys(allocated)) {
 		addr, err := netip.ParseAddr(ip)
 		if of := allocated[ip]; err != nil || a.uids[of.UID] && a.taken[addr.Unmap()] == nil {
-			p.Action, p.Why = inspection.ActionRefuse, fmt.Sprintf("Spiderpool has given %s to pod %s, "+
-				"and no SpiderEndpoint says so", ip, of.Pod)
+			p.Action, p.Why = inspection.ActionRefuse, fmt.Sprintf("Spiderpool has assigned %s to pod %s, "+
+				"but no SpiderEndpoint has it", ip, of.Pod)
 			return
 		}
 	}

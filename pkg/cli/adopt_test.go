@@ -107,12 +107,12 @@ func TestSpiderpoolsAddressesAreTakenOverIntoPools(t *testing.T) {
 		endpoint("web-1", "uid-web-1", "eth0 10.6.168.102/16 test-ippool"),
 		endpoint("over-0", "uid-over-0", "eth0 10.6.168.103/16 test-ippool"),
 		endpoint("job-x", "uid-job-x", "eth0 10.6.168.104/16 test-ippool"))
-	const unasked = "the pod does not ask for this pool"
+	const unasked = "the pod does not request this pool"
 	imported(t, k, false, false, "pool other: Create false", "pool test-ippool: Create false",
 		"job-x [10.6.168.104] of test-ippool: Adopt false "+unasked,
-		"over-0 [10.6.168.103] of test-ippool: None false the pod is over",
+		"over-0 [10.6.168.103] of test-ippool: None false the pod has terminated",
 		"web-0 [10.6.168.101] of test-ippool: Adopt false", "web-0 [10.6.169.1] of other: Adopt false "+unasked,
-		"web-1 [10.6.168.102] of test-ippool: None false the pod is not there")
+		"web-1 [10.6.168.102] of test-ippool: None false the pod does not exist")
 	if is := adoptedIPs(t, k); len(is) > 0 {
 		t.Errorf("a plan has made %v", is)
 	}
@@ -152,14 +152,14 @@ func TestAPoolIsNotTakenOverWithoutItsAddresses(t *testing.T) {
 	}{
 		"of another pod": {[]client.Object{theirPool("test-ippool"), other, web}, []string{
 			"pool test-ippool: Refuse false an address of pod default/web-0 cannot be taken over",
-			"web-0 [10.6.168.101] of test-ippool: Refuse false it is the address of pod default/other-0"}},
+			"web-0 [10.6.168.101] of test-ippool: Refuse false the address belongs to pod default/other-0"}},
 		"an unsupported pool": {[]client.Object{unsupported, web}, []string{
 			"pool test-ippool: Refuse false spec.nodeName is not supported",
 			"web-0 [10.6.168.101] of test-ippool: Refuse false its pool is refused: spec.nodeName"}},
 		"no pool": {[]client.Object{web}, []string{
-			"web-0 [10.6.168.101] of test-ippool: Refuse false there is no SpiderIPPool test-ippool"}},
+			"web-0 [10.6.168.101] of test-ippool: Refuse false SpiderIPPool test-ippool does not exist"}},
 		"no endpoint": {[]client.Object{unknown, web}, []string{
-			"pool test-ippool: Refuse false Spiderpool has given 10.6.168.105 to pod default/web-0, and no",
+			"pool test-ippool: Refuse false Spiderpool has assigned 10.6.168.105 to pod default/web-0, but no",
 			"web-0 [10.6.168.101] of test-ippool: Adopt true"}},
 		"no prefix length": {[]client.Object{theirPool("test-ippool"),
 			endpoint("web-0", "uid-web-0", "eth0 10.6.168.101 test-ippool")}, []string{"pool test-ippool: Refuse",

@@ -34,7 +34,7 @@ type Agents interface {
 func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, error) {
 	n, err := ask[inspection.Node](ctx, a, node, nil, "inspect")
 	if err == nil && n.Format < 1 {
-		err = fmt.Errorf("node %s: output of stayput-agent inspect: no format: expected 1 or more", node)
+		err = fmt.Errorf("node %s: output of stayput-agent inspect: missing format: expected 1 or more", node)
 	}
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ type agentPodsOf struct {
 }
 
 // ErrNoAgent says that no agent runs on the node.
-var ErrNoAgent = errors.New("no agent of Stayput runs on the node")
+var ErrNoAgent = errors.New("no Stayput agent is running on the node")
 
 // on returns the running pod of the agent on a node.
 func (a *agentPodsOf) on(ctx context.Context, node string) (*corev1.Pod, error) {
@@ -106,7 +106,7 @@ func (a *agentPodsOf) on(ctx context.Context, node string) (*corev1.Pod, error) 
 	if len(pods) > 0 {
 		return nil, fmt.Errorf("%w: its pod %s/%s is %s", err, pods[0].Namespace, pods[0].Name, podState(&pods[0]))
 	}
-	return nil, fmt.Errorf("%w: there is no pod with %s=agent on it in namespace %s (see --stayput-namespace)",
+	return nil, fmt.Errorf("%w: no pod with %s=agent on it in namespace %s (see --stayput-namespace)",
 		err, labelComponent, a.namespace)
 }
 

@@ -51,19 +51,20 @@ func checkCommand(s *settings) *cobra.Command {
 	var verbose, preflight bool
 	cmd := &cobra.Command{
 		Use:   "check [NODE...]",
-		Short: "Find out what is wrong with Stayput, and what to do about it",
-		Long: `Find out what is wrong with Stayput in the cluster and on its nodes, or only those
-that are named, and what to do about it.
+		Short: "Check Stayput for problems, and say how to fix them",
+		Long: `Check the cluster and its nodes, or only the named nodes, for problems with Stayput,
+and say how to fix them.
 
-That requires the right to list nodes, and to list pods and create pods/exec in
-Stayput's namespace: the nodes are checked through their agents. Whatever else may
-not be read is a warning. With the right to create pods in the namespace default, a
-dry run finds whether new pods are gated.
+This requires permission to list nodes, and to list pods and create pods/exec in
+Stayput's namespace: the nodes are checked through their agents. Anything else that
+cannot be read is reported as a warning. With permission to create pods in the
+namespace default, a dry run tests whether new pods are gated.
 
-With --preflight it tells, before anything is installed, what would work in this
-cluster: the versions, how pods would be gated, and each node's container runtime and
-network, as far as the API server tells. That requires the right to list nodes; with
-that to list DaemonSets and pods and to get ConfigMaps it tells more. No agent is asked.
+With --preflight, report before installation what would work in this cluster: the
+versions, how pods would be gated, and each node's container runtime and network, as
+far as the API server knows. This requires permission to list nodes; with permission
+to list DaemonSets and pods and to get ConfigMaps it reports more. It queries no
+agent.
 
 The exit code is 1 if a check failed. Warnings do not count.`,
 		Example: `  kubectl stayput check
@@ -93,8 +94,9 @@ The exit code is 1 if a check failed. Warnings do not count.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&verbose, "verbose", false, "Print what was found to be in order on each node")
-	cmd.Flags().BoolVar(&preflight, "preflight", false, "Tell what would work here, before Stayput is installed")
+	cmd.Flags().BoolVar(&verbose, "verbose", false, "Also print the checks that passed on each node")
+	cmd.Flags().BoolVar(&preflight, "preflight", false,
+		"Report what would work in this cluster before Stayput is installed")
 	format.addFlags(cmd)
 	return cmd
 }
@@ -103,10 +105,10 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	defer line.done()
 
 	// 1. The API server's clock, to which all others are compared.
-	line.say("asking the API server ...")
+	line.say("querying the API server ...")
 	clock, err := serverClock(ctx, c.config)
 	if err != nil {
-		return nil, fmt.Errorf("the API server's clock: %w", err)
+		return nil, fmt.Errorf("getting the time of the API server: %w", err)
 	}
 
 	// 2. The nodes.
@@ -133,7 +135,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	r.add(checkCluster(ctx, c, c.installation, now, is)...)
 	if is.nodesOnly {
 		f := findings{check: "agents"}
-		r.add(f.orOK("none are installed (agent.enabled is false): pods keep their nodes, not their addresses")...)
+		r.add(f.orOK("no agents are installed (agent.enabled is false): pods keep their nodes, not their addresses")...)
 		return r, nil
 	}
 	r.add(compareVersions(looks)...)
@@ -246,11 +248,11 @@ func (f *findings) orOK(text string) []Finding {
 }
 
 // askForIt is what to do if the API server refuses.
-const askForIt = "ask for that right: docs/operations.md lists those that are needed"
+const askForIt = "request that permission: docs/operations.md lists the required permissions"
 
 // unread adds that something could not be read, and returns the findings.
 func (f *findings) unread(err error) []Finding {
-	todo := "try again, and see whether the API server is well"
+	todo := "try again, and check the health of the API server"
 	if apierrors.IsForbidden(err) {
 		todo = askForIt
 	}
@@ -271,7 +273,7 @@ func nodesNamed(ctx context.Context, k client.Client, names []string) ([]corev1.
 	for _, name := range names {
 		i := slices.IndexFunc(list.Items, func(n corev1.Node) bool { return n.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("NODE: there is no node %q", name)
+			return nil, fmt.Errorf("NODE: node %q does not exist", name)
 		}
 		named = append(named, list.Items[i])
 	}

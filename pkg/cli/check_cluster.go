@@ -43,7 +43,8 @@ func howInstalled(ctx context.Context, k client.Client, namespace string) (asIns
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
 	if apierrors.IsNotFound(err) {
 		if _, err = definition(ctx, k, "retainedips.stayput.io"); apierrors.IsNotFound(err) {
-			return asInstalled{}, fmt.Errorf("%w: kubectl stayput check --preflight tells what would work here", ErrNotInstalled)
+			return asInstalled{}, fmt.Errorf("%w: kubectl stayput check --preflight reports what would work here",
+				ErrNotInstalled)
 		}
 		return asInstalled{}, nil
 	}
@@ -129,21 +130,21 @@ func checkLeader(ctx context.Context, k client.Client, namespace string, now tim
 	var lease coordinationv1.Lease
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: home.LeaseName}, &lease)
 	todo := fmt.Sprintf("see kubectl -n %s get pods -l %s=controller. "+
-		"Until a controller leads, new annotated pods stay gated", namespace, labelComponent)
+		"Until a controller is elected, new annotated pods stay gated", namespace, labelComponent)
 	switch {
 	case apierrors.IsNotFound(err):
-		f.fail(fmt.Sprintf("no controller has led yet: there is no lease %s/%s", namespace, home.LeaseName),
-			todo+". If Stayput is in another namespace, name it by --stayput-namespace")
+		f.fail(fmt.Sprintf("no controller has been elected yet: lease %s/%s does not exist", namespace, home.LeaseName),
+			todo+". If Stayput is in another namespace, set --stayput-namespace")
 		return f.all
 	case err != nil:
 		return f.unread(err)
 	}
 	if why := staleLease(&lease, now); why != "" {
-		f.fail("no controller leads: "+why, todo)
+		f.fail("no controller is the leader: "+why, todo)
 		return f.all
 	}
 	pod, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_") // what follows is a UID
-	return f.orOK(pod + " leads")
+	return f.orOK(pod + " is the leader")
 }
 
 // staleLease returns why no controller leads, empty if one does.
@@ -157,7 +158,7 @@ func staleLease(l *coordinationv1.Lease, now time.Time) string {
 	}
 	// Twice the duration, because the holder's clock may differ from ours.
 	if age := now.Sub(l.Spec.RenewTime.Time); age > 2*time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second {
-		return fmt.Sprintf("%s renewed lease %s/%s last %s ago",
+		return fmt.Sprintf("%s last renewed lease %s/%s %s ago",
 			holder, l.Namespace, l.Name, duration.HumanDuration(age))
 	}
 	return ""
@@ -187,9 +188,9 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) []Finding {
 		}
 	}
 	if waiting == 0 {
-		return f.orOK("no pod waits for its placement")
+		return f.orOK("no pod is waiting for placement")
 	}
-	return f.orOK(count(waiting, "pod waits", "pods wait") + " for placement, within the home-wait")
+	return f.orOK(count(waiting, "pod is waiting", "pods are waiting") + " for placement, within the home-wait")
 }
 
 func compareVersions(all []looked) []Finding {
@@ -207,8 +208,8 @@ func compareVersions(all []looked) []Finding {
 		s = append(s, fmt.Sprintf("%s on %s", v, strings.Join(firstOf(nodes[v], 5), ", ")))
 	}
 	f := findings{check: "versions"}
-	f.warn("agents of several versions run: "+strings.Join(s, "; "),
-		"unless an upgrade is under way, see why the DaemonSet stayput-agent is not rolled out")
+	f.warn("agents of different versions are running: "+strings.Join(s, "; "),
+		"unless an upgrade is in progress, check why the rollout of the DaemonSet stayput-agent is not complete")
 	return f.all
 }
 
@@ -243,7 +244,7 @@ func checkShares(ctx context.Context, k client.Client, namespace string, all []l
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(nodes)) {
-		f.warn(fmt.Sprintf("namespace %s has used up its share of the promises (promisedSharePerNamespace %g, "+
+		f.warn(fmt.Sprintf("namespace %s has reached its share of the promises (promisedSharePerNamespace %g, "+
 			"promisedLimitPerNamespace %g) on %s: its further pods get ordinary addresses there",
 			of, share, limit, strings.Join(firstOf(nodes[of], 5), ", ")),
 			fmt.Sprintf("release retained addresses (kubectl stayput release -n %s), or raise "+

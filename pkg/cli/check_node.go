@@ -37,10 +37,10 @@ func findUnreachable(node *corev1.Node, err error) []Finding {
 	f := findings{check: "agent"}
 	switch {
 	case errors.Is(err, ErrNoAgent) && node.Labels[pool.AgentLabel] == pool.NoAgent:
-		return f.orOK("no agent is to run here: the Node has the label " + pool.AgentLabel + "=" + pool.NoAgent)
+		return f.orOK("the agent is disabled on this node: the Node has the label " + pool.AgentLabel + "=" + pool.NoAgent)
 	case !home.NodeReady(node):
-		f.warn("the node is not Ready, so its agent cannot be asked: "+err.Error(),
-			"bring the node back. Its addresses stay kept, and pods wait for it for their home-wait")
+		f.warn("the node is not Ready, so its agent cannot be queried: "+err.Error(),
+			"recover the node. Its addresses stay kept, and pods wait for it for their home-wait")
 	case errors.Is(err, ErrNoAgent):
 		f.fail(err.Error(),
 			"see kubectl describe daemonset stayput-agent in Stayput's namespace, and the log of the agent's pod")
@@ -53,55 +53,55 @@ func findUnreachable(node *corev1.Node, err error) []Finding {
 }
 
 // enableNRI is what to do about a missing connection.
-const enableNRI = "enable NRI in the runtime's configuration (containerd 2.0 has it on), " +
+const enableNRI = "enable NRI in the runtime's configuration (in containerd 2.0 it is enabled by default), " +
 	"and mount the directory of its socket into the agent"
 
 func findAgent(n *inspection.Node) []Finding {
 	f := findings{check: "agent"}
 	if n.Format > inspection.Format {
-		f.warn(fmt.Sprintf("the agent's answer has format %d, and this command understands %d",
+		f.warn(fmt.Sprintf("the agent's response has format %d, this command supports formats up to %d",
 			n.Format, inspection.Format),
 			"use kubectl-stayput of the agent's version")
 	}
 	a, reached := n.Agent, "NRI, CRI and the API server"
 	switch {
 	case a.Error != "" && a.NRI == "":
-		f.fail("the agent does not answer: "+a.Error, "see the log of its pod")
+		f.fail("the agent does not respond: "+a.Error, "see the log of its pod")
 	case a.NRI == inspection.NRIOff:
 		reached = "CRI and the API server, without NRI"
 	case a.NRI != "connected" && a.Annotations != "":
 		f.warn("NRI is "+a.NRI,
-			enableNRI+`. If the runtime has none, or is to have none, set agent.runtime.nriSocket to ""`)
+			enableNRI+`. If the runtime has no NRI, or NRI is to stay disabled, set agent.runtime.nriSocket to ""`)
 	case a.NRI != "connected":
 		f.fail("NRI is "+a.NRI, enableNRI)
 	}
 	switch a.Annotations {
 	case "", "ok":
 	case inspection.AnnotationsListed:
-		f.warn("the pods' annotations come neither through CNI nor NRI: the agent has them from the runtime's list, "+
-			"and a pod that ends before it is listed, some tenths of a second after its start, is promised nothing",
+		f.warn("pod annotations are available neither from CNI nor from NRI: the agent lists them from the runtime, "+
+			"and a pod that ends before it is listed, a few tenths of a second after its start, gets no promise",
 			enableNRI)
 	default:
-		f.fail("the pods' annotations reach neither the plugin nor the agent: "+a.Annotations,
-			enableNRI+", or have CNI hand the annotations on. Until then new pods are promised nothing")
+		f.fail("pod annotations reach neither the plugin nor the agent: "+a.Annotations,
+			enableNRI+", or have CNI pass the annotations on. Until then new pods get no promise")
 	}
 	if a.CRI != "" && a.CRI != "ok" || n.Runtime.Error != "" {
-		f.fail("the container runtime does not answer: "+cmp.Or(n.Runtime.Error, a.CRI),
-			"see the agent's flag --cri-socket and the runtime's log. Leaked addresses are not reclaimed meanwhile")
+		f.fail("the container runtime does not respond: "+cmp.Or(n.Runtime.Error, a.CRI),
+			"see the agent's flag --cri-socket and the runtime's log. Until then leaked addresses are not reclaimed")
 	}
 	if a.API != "" && a.API != "ok" {
-		f.fail("the agent does not reach the API server: "+a.API,
-			"see the agent's log. Its RetainedIPs are out of date meanwhile")
+		f.fail("the agent cannot reach the API server: "+a.API,
+			"see the agent's log. Until then its RetainedIPs are out of date")
 	}
 	return f.orOK(n.Version + ", connected to " + reached)
 }
 
 // cniTodo is what to do about a state of a node's CNI configuration, unless nothing needs to be done.
 var cniTodo = map[string]string{
-	"stock": "let the agent keep the configuration (agent.cni.install in the Helm chart), " +
-		"or replace host-local by stayput there",
-	"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
-	"unsupported": "Stayput keeps only addresses that a CNI plugin takes from host-local: see docs/networks.md",
+	"stock": "let the agent manage the configuration (agent.cni.install in the Helm chart), " +
+		"or replace host-local with stayput there",
+	"none":        "install a CNI plugin that allocates addresses with host-local, such as bridge or flannel",
+	"unsupported": "Stayput keeps only addresses that a CNI plugin allocates with host-local: see docs/networks.md",
 	"broken":      "repair the file. Until then the runtime starts no pod, or uses an older configuration",
 	"held": "wait until the program that wrote the file writes it again, or install another CNI plugin. " +
 		"Until then pods get addresses as before",
@@ -109,7 +109,7 @@ var cniTodo = map[string]string{
 		"once the agent's file is there, restart the Multus pod of this node",
 	"shadowed": "rename that file so that it sorts after the agent's. " +
 		"If Multus made it, restart the Multus pod of this node",
-	"conflict":  "rename or remove the file that the agent leaves alone, or stop the other program that changes it",
+	"conflict":  "rename or remove the file that the agent does not own, or stop the other program that changes it",
 	"no-plugin": "see the agent's flag --cni-bin-dir and its log",
 	"error":     "see the agent's flag --cni-conf-dir and its log",
 }
@@ -129,7 +129,7 @@ func findCNI(n *inspection.Node) []Finding {
 	case c.State == "multus" || c.State == "held":
 		f.warn(c.Message, todo)
 	case c.WithoutAnnotations:
-		f.warn(c.File+" does not hand on the pods' annotations: only the agent tells the plugin what to keep",
+		f.warn(c.File+" does not pass pod annotations on: the plugin learns only from the agent what to keep",
 			`add "capabilities": {"io.kubernetes.cri.pod-annotations": true} to the entry of the main plugin`)
 	}
 	return f.orOK(c.Message)
@@ -140,15 +140,15 @@ func findPlugin(n *inspection.Node) []Finding {
 	p, of := n.CNI.Plugin, n.CNI.Image
 	replace := "copy the agent's plugin there"
 	if n.CNI.Installs {
-		replace = "the agent replaces it; its log says why if it does not"
+		replace = "the agent replaces it; if not, its log says why"
 	}
 	switch {
 	case p.Unseen:
 		return f.orOK("not checked: the agent does not install it, and its directory is not mounted into the agent")
 	case p.Error != "":
-		f.fail(p.Path+": "+p.Error+": no pod can start with a CNI configuration that names it", replace)
+		f.fail(p.Path+": "+p.Error+": no pod can start with a CNI configuration that uses it", replace)
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
-		f.warn(fmt.Sprintf("%s (version %s) is not the plugin that the agent brought (version %s)",
+		f.warn(fmt.Sprintf("%s (version %s) is not the plugin that the agent installs (version %s)",
 			p.Path, orNone(p.Version), orNone(of.Version)), replace)
 	case of.SHA256 == "" && p.Version != n.Build:
 		f.warn(fmt.Sprintf("%s has version %s, the agent has %s", p.Path, orNone(p.Version), orNone(n.Build)),
@@ -162,7 +162,7 @@ const mostAddresses = 5
 
 // upgrade is what to do about a record of a newer version, which this one cannot read.
 const upgrade = "finish the upgrade, or install the newer version again. " +
-	"Until then the pods whose addresses it kept do not start here"
+	"Until then the pods whose addresses it kept cannot start on this node"
 
 func findLedger(n *inspection.Node) []Finding {
 	f := findings{check: "ledger"}
@@ -182,7 +182,7 @@ func findLedger(n *inspection.Node) []Finding {
 	for _, net := range n.Networks {
 		about := "network " + net.Name + ": "
 		if net.Error != "" {
-			f.fail(about+net.Error, unless(net.ErrorNewer, "see whether the disk is full, read-only or broken"))
+			f.fail(about+net.Error, unless(net.ErrorNewer, "check whether the disk is full, read-only or broken"))
 			continue
 		}
 		taken += len(net.Addresses)
@@ -192,14 +192,14 @@ func findLedger(n *inspection.Node) []Finding {
 		}
 		unreadable, newer := named[inspection.Unreadable], named[inspection.Newer]
 		reclaimed := fmt.Sprintf("the agent reclaims them once they have been unused for %s; "+
-			"its log says why if it does not", duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second))
+			"if not, its log says why", duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second))
 		if len(unreadable) > 0 {
 			f.warn(about+"unreadable address files: "+strings.Join(firstOf(unreadable, mostAddresses), ", "), reclaimed)
 		}
 		switch {
 		case len(newer) > 0:
 			f.fail(about+"a newer version of Stayput keeps "+strings.Join(firstOf(newer, mostAddresses), ", ")+
-				", and the agent can only leave them alone", upgrade)
+				", which the agent leaves unchanged", upgrade)
 		case len(net.Newer) > 0:
 			f.fail(about+net.Newer[0], upgrade)
 		}
@@ -235,9 +235,9 @@ func findRange(node *corev1.Node, n *inspection.Node) []Finding {
 			if share := math.Floor(100*float64(set.Size-most)/float64(set.Size)) / 100; share > 0 {
 				todo = fmt.Sprintf("lower promisedShare (agent.promisedShare in the Helm chart) to %g, ", share) + todo
 			}
-			f.warn(fmt.Sprintf("network %s, range set %d: of %d addresses %d may be promised, so %d are left for others, "+
-				"fewer than status.capacity.pods of the Node, %d: if all promises are of stopped pods, other pods do not start",
-				net.Name, i, set.Size, set.PromiseLimit, left, most), todo)
+			f.warn(fmt.Sprintf("network %s, range set %d: %d of %d addresses may be promised, so %d are left for other pods, "+
+				"fewer than status.capacity.pods of the Node, %d: if all promises belong to stopped pods, other pods cannot start",
+				net.Name, i, set.PromiseLimit, set.Size, left, most), todo)
 		}
 	}
 	return f.all
@@ -280,7 +280,7 @@ func (f *findings) room(net *inspection.Network) {
 			if limited(net, set) {
 				todo = "release retained addresses (kubectl stayput release), or raise promisedLimit"
 			}
-			f.warn(about+fmt.Sprintf("%d addresses are promised, of at most %d: further pods get ordinary addresses",
+			f.warn(about+fmt.Sprintf("%d of at most %d addresses are promised: further pods get ordinary addresses",
 				set.Promised, set.PromiseLimit), todo)
 		}
 	}

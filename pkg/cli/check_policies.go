@@ -38,20 +38,22 @@ var policies = []struct {
 	{"MutatingAdmissionPolicy", home.PolicyGateRecorded,
 		"new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-annotations",
-		"only nodes refuse invalid annotations, when the pod starts", LevelWarn},
-	{"ValidatingAdmissionPolicy", "stayput-addresses", "others than the controller may give pods addresses", LevelFail},
+		"invalid annotations are rejected only by the node, when the pod starts", LevelWarn},
+	{"ValidatingAdmissionPolicy", "stayput-addresses",
+		"users other than the controller may assign addresses to pods", LevelFail},
 	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-controller",
-		"the controller may change more of a pod than it needs to", LevelFail},
+		"the controller may change more fields of a pod than necessary", LevelFail},
 	{"ValidatingAdmissionPolicy", policyNominations,
-		"the controller may change more of a pod's status than the node that it nominates", LevelFail},
+		"the controller may change more of a pod's status than its nominated node", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-users", "users with the role edit may write all of a RetainedIP", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-users",
+		"users with the role edit may write all fields of a RetainedIP", LevelFail},
 	{"ValidatingAdmissionPolicy", policyAdvice,
-		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
+		"no warning is given for a Deployment or Job whose pods do not come back to their retained addresses", LevelWarn},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,
-		"new pods that ask for addresses of pools are not gated, and wait for them on some node", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may speak for other nodes of addresses of pools",
+		"new pods that request pool addresses are not gated, and wait for them on an arbitrary node", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may report pool addresses for other nodes",
 		LevelFail},
 }
 
@@ -104,7 +106,7 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 	}
 	f.orOK("all admission policies are in place")
 	if kruise {
-		f.add(LevelOK, "OpenKruise runs here and serves PersistentPodStates itself", "")
+		f.add(LevelOK, "OpenKruise is running and serves PersistentPodStates itself", "")
 	}
 	return append(f.all, gates...)
 }
@@ -121,9 +123,9 @@ func admission(ctx context.Context, k client.Client, kind, name string) (o *unst
 }
 
 // installAgain is what to do if a policy is there and guards nothing.
-const installAgain = "install again by the Helm chart, or by what helm template --namespace prints: a namespace of " +
-	"kustomize moves the accounts, and not what policies say of them. If Stayput is in another namespace, name it by " +
-	"--stayput-namespace"
+const installAgain = "install again with the Helm chart or the output of helm template --namespace: the namespace " +
+	"field of kustomize moves the service accounts, but not the policies' references to them. If Stayput is in another " +
+	"namespace, set --stayput-namespace"
 
 // accountOfPolicy is how the CEL of a policy names an account of Stayput; its namespace is in one of the groups.
 var accountOfPolicy = regexp.MustCompile(`system:serviceaccount:([^:']*):stayput-|serviceAccount\('([^']*)'`)
@@ -133,7 +135,7 @@ var accountOfPolicy = regexp.MustCompile(`system:serviceaccount:([^:']*):stayput
 func unguarding(o *unstructured.Unstructured, namespace string) string {
 	for _, m := range accountOfPolicy.FindAllStringSubmatch(textsOf(o.Object["spec"]), -1) {
 		if of := m[1] + m[2]; of != namespace {
-			return fmt.Sprintf("is about accounts of namespace %s, and Stayput is in %s", of, namespace)
+			return fmt.Sprintf("references service accounts of namespace %s, but Stayput is in %s", of, namespace)
 		}
 	}
 	matched, _, _ := unstructured.NestedMap(o.Object, "spec", "matchResources")
@@ -142,7 +144,7 @@ func unguarding(o *unstructured.Unstructured, namespace string) string {
 	case o.GetKind() != "ValidatingAdmissionPolicyBinding" && o.GetKind() != "MutatingAdmissionPolicyBinding":
 		return ""
 	case len(matched) > 0:
-		return "binds it for some objects only, by spec.matchResources"
+		return "binds it only for the objects that match spec.matchResources"
 	case len(actions) > 0 && o.GetName() != policyAdvice && !slices.Contains(actions, "Deny"):
 		return fmt.Sprintf("denies nothing: its validationActions are %q", actions)
 	}
@@ -187,32 +189,33 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 	})
 	switch {
 	case policies && hooked && is.hookedFor != "":
-		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+"); the controllers delete the webhook, which "+
-			"they replace, after "+is.hookedFor, "")
+		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+"); the controllers delete the replaced "+
+			"webhook after "+is.hookedFor, "")
 	case policies && hooked:
-		f.warn("policies gate pods, and a webhook could as well, as while one takes the other's place",
-			"helm upgrade once more; without Helm, delete gate-webhook.yaml")
+		f.warn("policies gate pods, but a webhook does too, as while one replaces the other",
+			"run helm upgrade once more; without Helm, delete gate-webhook.yaml")
 	case policies:
 		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+")", "")
 	case hooked && untrusted:
-		f.fail("the webhook that is to gate pods has no certificate that the API server trusts: new pods are not gated "+
-			"and can start anywhere", "see the controllers' logs, or cert-manager if that makes the certificate")
+		f.fail("the webhook that gates pods has no certificate that the API server trusts: new pods are not gated "+
+			"and can start anywhere", "see the controllers' logs, or cert-manager if it issues the certificate")
 	case hooked && served && is.hookedFor != "":
-		f.warn("a webhook in the controllers gates pods, though this API server has policies for that now",
-			"wait until every API server has them: the controllers put policies in its place then, or their logs say why not")
+		f.warn("a webhook in the controllers gates pods, although this API server now supports policies for that",
+			"wait until every API server supports them: the controllers then replace the webhook with policies; "+
+				"if not, see their logs")
 	case hooked && served && is.gate != "Webhook":
-		f.warn("a webhook in the controllers gates pods, though the API server has policies for that now",
-			"helm upgrade; without Helm, apply gate-policies.yaml and delete gate-webhook.yaml")
+		f.warn("a webhook in the controllers gates pods, although the API server now supports policies for that",
+			"run helm upgrade; without Helm, apply gate-policies.yaml and delete gate-webhook.yaml")
 	case hooked:
-		f.add(LevelOK, "a webhook in the controllers gates pods; while none answers, pods start ungated", "")
+		f.add(LevelOK, "a webhook in the controllers gates pods; while no controller responds, pods start ungated", "")
 	case is.gate == "Template":
-		f.add(LevelOK, "nothing gates pods (gate.mechanism is Template): those whose template has the gate "+
+		f.add(LevelOK, "nothing gates pods (gate.mechanism is Template): pods whose template has the gate "+
 			stayputv1alpha1.PlacementGate+" come home", "")
 	case served:
 		return nil, true // its policies are missing
 	default:
 		f.fail("nothing gates new pods: they can start anywhere. The API server has no MutatingAdmissionPolicies, which "+
-			"Kubernetes has from 1.36 on", "helm upgrade, or apply gate-webhook.yaml; or put the scheduling gate "+
+			"require Kubernetes 1.36", "run helm upgrade, or apply gate-webhook.yaml; or put the scheduling gate "+
 			stayputv1alpha1.PlacementGate+" into the pod templates and set gate.mechanism to Template")
 	}
 	return f.all, policies
@@ -248,9 +251,9 @@ func tryGate(ctx context.Context, k client.Client) []Finding {
 		},
 	}
 	if err := k.Create(ctx, pod, client.DryRunAll); err == nil && !home.Gated(pod) {
-		f.fail("a new pod is not gated and can start anywhere, as a dry run shows",
-			"v1beta1 policies need the API server's feature gate MutatingAdmissionPolicy; a webhook needs a controller that "+
-				"runs, and that the API server reaches port 9443 of its pod")
+		f.fail("a dry run shows that a new pod is not gated and can start anywhere",
+			"v1beta1 policies require the API server's feature gate MutatingAdmissionPolicy; a webhook requires a running "+
+				"controller, and that the API server can reach port 9443 of its pod")
 	}
 	return f.all
 }

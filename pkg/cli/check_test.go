@@ -56,7 +56,7 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		level Level
 		says  string
 	}{
-		"no agent":         {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of Stayput runs"},
+		"no agent":         {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no Stayput agent is running"},
 		"the node is down": {down, looked{err: ErrNoAgent}, "agent", LevelWarn, "not Ready"},
 		"exec is refused":  {node, looked{err: errors.New("forbidden")}, "agent", LevelFail, "forbidden"},
 		"the agent hangs": {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent",
@@ -76,7 +76,7 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 			"no such socket"},
 		"no API server": {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail,
 			"degraded: refused"},
-		"a newer agent": {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "understands"},
+		"a newer agent": {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "supports formats up to"},
 		"host-local counts": {node, aLook(func(n *inspection.Node) {
 			n.CNI.State, n.CNI.Good, n.CNI.Message = "stock", false, "10-flannel.conflist gives addresses by host-local"
 		}), "CNI configuration", LevelFail, "host-local"},
@@ -85,13 +85,13 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 			LevelWarn, "cannot be seen"},
 		"no annotations": {node, aLook(
 			func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration",
-			LevelWarn, "does not hand on"},
+			LevelWarn, "does not pass pod annotations on"},
 		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin",
 			LevelFail, "no pod can start"},
 		"the plugin is older": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn,
 			"version v0"},
 		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn,
-			"not the plugin that the agent brought"},
+			"not the plugin that the agent installs"},
 		"no network is read": {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger",
 			LevelFail, "record is corrupt"},
 		"a network is not read": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = "read-only" }), "ledger",
@@ -128,7 +128,7 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		"the promises leave too few": {aNode("node-1", func(n *corev1.Node) {
 			n.Status.Capacity = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("4")}
 		}), aLook(), "range", LevelWarn,
-			"of 5 addresses 2 may be promised, so 3 are left for others, fewer than status.capacity.pods of the Node, 4"},
+			"2 of 5 addresses may be promised, so 3 are left for other pods, fewer than status.capacity.pods of the Node, 4"},
 		"the range is full": {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Size = 1 }),
 			"ledger", LevelFail, "no pod can start"},
 		"a clock that is a bit wrong": {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.Add(10 * time.Second) }),
@@ -246,7 +246,7 @@ func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
 func TestAMissingRightIsNamed(t *testing.T) {
 	refused := apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
 	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) ||
-		!strings.Contains(err.Error(), "missing right to list nodes") {
+		!strings.Contains(err.Error(), "missing permission to list nodes") {
 		t.Error(err)
 	}
 	if err := rightTo("list nodes", ErrNoAgent); err != ErrNoAgent {
@@ -344,7 +344,7 @@ func TestALeaseThatIsNotRenewedHasNoLeader(t *testing.T) {
 	}{
 		"fresh":                        {lease("a_1", time.Second), ""},
 		"as late as clocks may differ": {lease("a_1", 30*time.Second), ""},
-		"overdue":                      {lease("a_1", 31*time.Second), "a_1 renewed"},
+		"overdue":                      {lease("a_1", 31*time.Second), "a_1 last renewed"},
 		"released":                     {lease("", time.Second), "has no holder"},
 		"never held":                   {&coordinationv1.Lease{}, "has no holder"},
 		"of a holder that never renewed it": {&coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
@@ -403,7 +403,7 @@ func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
 	}{
 		"less than its share": {"0.4", aLook(promised("a", "b")), ""},
 		"its share": {"0.4", aLook(promised("a", "b", "a")),
-			"namespace a has used up its share of the promises " +
+			"namespace a has reached its share of the promises " +
 				"(promisedSharePerNamespace 0.4, promisedLimitPerNamespace 0) on "},
 		"less than one":                       {"0.1", aLook(promised("b")), "namespace b has"},
 		"more than all may have":              {"1", aLook(promised("a", "a", "a", "a")), "namespace a has"},

@@ -53,7 +53,7 @@ func serverClock(ctx context.Context, config *rest.Config) (interval, error) {
 	defer answer.Body.Close()
 	at, err := http.ParseTime(answer.Header.Get("Date"))
 	if err != nil {
-		return interval{}, fmt.Errorf("its answer has the Date %q", answer.Header.Get("Date"))
+		return interval{}, fmt.Errorf("its response has the Date %q", answer.Header.Get("Date"))
 	}
 	return interval{at.Sub(to), at.Add(time.Second).Sub(from)}, nil
 }
@@ -68,7 +68,7 @@ func findClock(l looked, server interval) []Finding {
 	f := findings{check: "clock"}
 	if l.is.Clock.Error != "" {
 		f.fail(l.is.Clock.Error,
-			"see the agent's log. Without the boot's clock nothing that this node keeps can expire")
+			"see the agent's log. Without the boot clock no retention on this node can expire")
 		return f.all
 	}
 	skew := between(l.is.Clock.Wall, l.from, l.to).minus(server)
@@ -82,7 +82,7 @@ func findClock(l looked, server interval) []Finding {
 	if skew.Abs() > skewFail {
 		level = LevelFail
 	}
-	f.add(level, fmt.Sprintf("at least %s %s the API server's: over a reboot retentions end that much early or late",
-		duration.HumanDuration(skew.Abs()), direction), "have NTP set it")
+	f.add(level, fmt.Sprintf("at least %s %s the API server's: after a reboot retentions end that much early or late",
+		duration.HumanDuration(skew.Abs()), direction), "synchronize it with NTP")
 	return f.all
 }

@@ -48,8 +48,8 @@ func New(o Options) *cobra.Command {
 		Long: `Show, explain, release and check the IP addresses that nodes and pools keep for
 pods.
 
-The cluster's RetainedIPs and PodIPs say what is kept. To look into a node, a command runs
-stayput-agent inspect in the agent's pod there. That requires the right to list
+The cluster's RetainedIPs and PodIPs show what is kept. To inspect a node, a command
+runs stayput-agent inspect in the agent's pod there. This requires permission to list
 pods and to create pods/exec in Stayput's namespace.`,
 		Version:      o.Version,
 		SilenceUsage: true,
@@ -132,7 +132,7 @@ func (s *settings) connect() (*cluster, error) {
 var ErrNotInstalled = errors.New("stayput is not installed in this cluster")
 
 // errRight means that the API server refuses what a verb cannot do without.
-var errRight = errors.New("missing right")
+var errRight = errors.New("missing permission")
 
 // rightTo names the right that an error is about, if it is about one.
 func rightTo(what string, err error) error {

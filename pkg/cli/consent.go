@@ -26,7 +26,7 @@ const (
 )
 
 var (
-	errNoConsent = errors.New("standard input is not a terminal: confirm by --yes, or see what would be done by " +
+	errNoConsent = errors.New("standard input is not a terminal: confirm with --yes, or preview with " +
 		"--dry-run=client")
 	errUnchanged = errors.New("nothing was changed")
 )

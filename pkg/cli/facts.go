@@ -59,7 +59,7 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	f.doubt("the pools of its namespace", f.findPools(ctx, k))
 	f.doubt("PersistentPodStates", f.findRecord(ctx, k))
 	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
-		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", f.name, f.namespace)
+		return nil, fmt.Errorf("pod %s in namespace %s does not exist, and no address is kept for it", f.name, f.namespace)
 	}
 	var nodes corev1.NodeList
 	f.doubt("the nodes", k.List(ctx, &nodes))
@@ -69,7 +69,7 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	if err == nil {
 		f.lease = &lease
 	}
-	f.doubt("whether a controller leads", err)
+	f.doubt("whether a controller is the leader", err)
 	f.doubt("Events", f.findEvents(ctx, k))
 	f.askNodes(ctx, k.agents)
 	return f, nil

@@ -39,22 +39,22 @@ func (f *facts) successor() (pod *corev1.Pod, none string) {
 	case f.pod != nil && f.pod.Spec.NodeName == "":
 		return f.pod, ""
 	case f.template == nil && f.pod == nil:
-		return nil, "No workload is known that would create it."
+		return nil, "No known workload would create it."
 	case f.template == nil && metav1.GetControllerOf(f.pod) == nil:
-		return nil, "Nothing creates the pod again: it has no controller."
+		return nil, "The pod is not re-created: it has no controller."
 	case f.template == nil:
 		return f.pod, ""
 	}
 	switch kind := f.workload.GetKind(); kind {
 	case "ReplicaSet", "Deployment", "ReplicationController", "Job", "DaemonSet":
 		if f.template.Annotations[stayputv1alpha1.AnnotationIdentity] == "" {
-			return nil, fmt.Sprintf("%s %s creates a pod of another name, which gets nothing of this one's. With the "+
+			return nil, fmt.Sprintf("%s %s creates a pod with another name, which inherits nothing from this pod. With the "+
 				"annotation %s it would share its addresses.", kind, f.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
 		}
 	default:
 		if wanted, known := wants(f.workload, f.name); known && !wanted {
-			return nil, fmt.Sprintf("%s %s does not want a pod of this ordinal: "+
-				"it is not created again until the workload is scaled up.", kind, f.workload.GetName())
+			return nil, fmt.Sprintf("%s %s does not want a pod with this ordinal: "+
+				"it is not re-created until the workload is scaled up.", kind, f.workload.GetName())
 		}
 	}
 	pod = &corev1.Pod{
@@ -86,11 +86,11 @@ func (f *facts) forecast() Forecast {
 	}
 	if f.nodes == nil {
 		fc.Outcome = "unknown"
-		fc.say("That depends on the nodes of the cluster, which cannot be listed.")
+		fc.say("Unknown: the nodes of the cluster cannot be listed.")
 		return fc
 	}
 	if f.pod != nil && home.Annotated(f.pod.Annotations) != home.Annotated(pod.Annotations) {
-		fc.say("The pod template has changed since: this is about a pod as it would be created now.")
+		fc.say("The pod template has changed since: this describes a pod created from the current template.")
 	}
 	f.foretell(&fc, pod)
 	if why := f.leaderless(); why != "" && home.Annotated(pod.Annotations) {
@@ -133,7 +133,7 @@ func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
 			f.foretellIP(fc, there)
 			break
 		}
-		fc.say("Node: %s, and no other as long as it can take the pod.", name)
+		fc.say("Node: %s, and no other node as long as it can take the pod.", name)
 		f.foretellIP(fc, there)
 		fc.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), "+
 			"then goes elsewhere with another IP.", who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
@@ -153,9 +153,9 @@ func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
 		fc.say("IP: another one.")
 	default:
 		fc.say("Node: any. No node keeps an address for it, and no node is recorded.")
-		fc.say("IP: any that is free.")
+		fc.say("IP: any free address.")
 		if home.Annotated(pod.Annotations) && f.pod != nil && f.pod.Spec.NodeName != "" {
-			fc.say("The new pod asks for a promise, which counts from its start.")
+			fc.say("The new pod requests a promise, which takes effect when it starts.")
 		}
 	}
 	fc.Lines = append(fc.Lines, d.Notes...)
@@ -174,7 +174,7 @@ func (f *facts) keptFor(identity string) (kept []*keptIP) {
 // foretellIP says which address the successor gets at its home, where k is kept.
 func (f *facts) foretellIP(fc *Forecast, k *keptIP) {
 	if k == nil {
-		fc.say("IP: any that is free there. None is kept for it.")
+		fc.say("IP: any free address there. None is kept for it.")
 		return
 	}
 	if lost := f.outside(k); lost != "" {
@@ -189,7 +189,7 @@ func (f *facts) foretellIP(fc *Forecast, k *keptIP) {
 	case k.bound():
 		end = "kept for " + k.retention + " after the pod stops"
 	case k.expires == stayputv1alpha1.ExpiresNever:
-		end = "kept without an end"
+		end = "kept indefinitely"
 	}
 	ips := k.addresses()
 	if k.identity != "" && k.pod != f.name {
@@ -213,7 +213,7 @@ func (f *facts) outside(k *keptIP) string {
 				a, err := netip.ParseAddr(ip)
 				within := func(s inspection.RangeSet) bool { return s.Contains(a) }
 				if err == nil && !slices.ContainsFunc(net.RangeSets, within) {
-					return fmt.Sprintf("%s is outside the ranges that network %s has on node %s now.", ip, net.Name, k.node)
+					return fmt.Sprintf("%s is outside the current ranges of network %s on node %s.", ip, net.Name, k.node)
 				}
 			}
 		}
@@ -236,7 +236,7 @@ func (f *facts) foretellKept(fc *Forecast) {
 		case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
 			fc.say("%s is kept as long as its workload wants the pod.", on)
 		case k.bound():
-			fc.say("%s is kept for %s: a pod of this name that is created by then gets it.", on, k.retention)
+			fc.say("%s is kept for %s: a pod of this name created within that time gets it.", on, k.retention)
 		case left == none:
 			fc.say("%s stays kept: %s.", on, k.reason(f.workloads))
 		default:

@@ -28,10 +28,10 @@ func getCommand(s *settings) *cobra.Command {
 		Short: "List the addresses that nodes and pools keep: where, why and until when",
 		Long: `List the addresses that nodes and pools keep for pods: where, why and until when. A
 bound address is in use by its pod, a retained one waits for the pod to come back,
-and one of a pool is allocated until the node of its pod has said that it is bound.
-Without names it lists those of the namespace.
+and a pool address is allocated until the node of its pod has reported that it is
+bound. Without names it lists the addresses of the namespace.
 
-With -o json or yaml it prints a List of RetainedIPs and PodIPs, even of a single
+With -o json or yaml it prints a List of RetainedIPs and PodIPs, even for a single
 one.`,
 		Example: `  kubectl stayput get
   kubectl stayput get web-0 -o wide
@@ -43,7 +43,7 @@ one.`,
 	f := cmd.Flags()
 	f.BoolVarP(&o.all, "all-namespaces", "A", false, "List the addresses of all namespaces")
 	f.StringVarP(&o.selector, "selector", "l", "",
-		"Labels of the pod or, if it is gone, of its workload's pod template, such as app=web")
+		"Label selector on the pod or, if it was deleted, on its workload's pod template, for example app=web")
 	f.BoolVar(&o.noHeaders, "no-headers", false, "Print no column headers")
 	format.addFlags(cmd)
 	return cmd
@@ -74,7 +74,7 @@ func (o *listing) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		return err
 	}
 	if unseen != nil {
-		fmt.Fprintf(cmd.ErrOrStderr(), "Addresses of pools are not shown: %v\n", printableError{unseen})
+		fmt.Fprintf(cmd.ErrOrStderr(), "Pool addresses are not shown: %v\n", printableError{unseen})
 	}
 	switch {
 	case print != nil:

@@ -82,7 +82,7 @@ func TestTheReasonIsInWords(t *testing.T) {
 		{aRetainedIP(whileOwned), workloads{}, "while owned by StatefulSet web"},
 		{
 			aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil,
-			"while owned, by a workload that is not known yet",
+			"while owned by a workload, not known yet",
 		},
 		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = stayputv1alpha1.ReleaseNow }), three, "being released"},
 	} {

@@ -45,23 +45,23 @@ func importCommand(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | spiderpool) [NODE...]",
 		Short: "Take over the addresses that another program keeps for pods",
-		Long: `Take over the addresses that another program keeps, so that pods keep the addresses
-that they have today. It shows what it will do and asks for confirmation, unless
---yes is given. Where standard input is no terminal, it takes over nothing without
---yes. --dry-run=client prints the plan and changes nothing.
+		Long: `Take over the addresses that another program keeps, so that pods keep their current
+addresses. It shows what it will do and asks for confirmation, unless --yes is given.
+If standard input is not a terminal, it takes over nothing without --yes.
+--dry-run=client prints the plan and changes nothing.
 
-openkruise: what OpenKruise's patched host-local has reserved on the nodes. Running
+openkruise: the reservations of OpenKruise's patched host-local on the nodes. Running
 pods without a reservation need no import: the agent adopts them. Import within the
 agent's grace period (10 min) after Stayput was installed. After that the addresses
-of pods that are gone count as leaked.
+of deleted pods count as leaked.
 
 spiderpool: the SpiderEndpoints of the pods of StatefulSets. The networks' ranges
 must contain the addresses, and must be configured for Stayput, so that no other
-program gives them to pods. With --pools: a PodIPPool for each SpiderIPPool, and a
-PodIP for each address with which a pod runs. No pod may get an address of Spiderpool
-from then on.
+program assigns them to pods. With --pools: a PodIPPool for each SpiderIPPool, and a
+PodIP for each address of a running pod. From then on no pod may get an address from
+Spiderpool.
 
-Without --pools, a promise lasts only if the pod template asks for it: first annotate
+Without --pools, a promise lasts only if the pod template requests it: first annotate
 the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 		Example: `  kubectl stayput import openkruise --dry-run=client
   kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes
@@ -79,7 +79,7 @@ the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 			}
 			if o.intoPools && (args[0] != sourceSpiderpool || len(args) > 1 || cmd.Flags().Changed("retain-ip")) {
 				return errors.New("--pools: expected the source spiderpool, and neither nodes nor --retain-ip: " +
-					"an address of a pool is of no node, and the pod template says how long it is kept")
+					"a pool address belongs to no node, and the pod template sets how long it is kept")
 			}
 			if _, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: o.retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
@@ -91,7 +91,7 @@ the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 	f := cmd.Flags()
 	f.BoolVar(&o.intoPools, "pools", false, "With spiderpool: take over into pools")
 	f.StringVar(&o.retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned,
-		"With spiderpool: how long to keep the addresses of pods whose template does not say it")
+		"With spiderpool: how long to keep the addresses of pods whose template does not specify it")
 	o.addFlags(cmd, "With client, only print what would be taken over", dryRunNone, dryRunClient)
 	format.addFlags(cmd)
 	return cmd
@@ -129,7 +129,7 @@ func (o *takeover) run(cmd *cobra.Command, s *settings, format documentFormat) e
 	out := cmd.OutOrStdout()
 	err = format.print(out, done, func() error {
 		if len(done.Items)+len(done.Pools) == 0 {
-			fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
+			fmt.Fprintln(cmd.ErrOrStderr(), "Nothing to import.")
 		}
 		return writeImport(out, done)
 	})
@@ -276,10 +276,10 @@ func warnOfNoHome(ctx context.Context, k client.Client, items []inspection.Impor
 		err := k.Get(ctx, types.NamespacedName{Namespace: i.Namespace, Name: i.Pod}, &pod)
 		switch {
 		case client.IgnoreNotFound(err) != nil:
-			i.Why += fmt.Sprintf("; whether the pod is bound to node %s is not known: %v", i.Node, err)
+			i.Why += fmt.Sprintf("; unknown whether the pod is bound to node %s: %v", i.Node, err)
 		case err != nil || pod.Spec.NodeName != i.Node || home.Bound(&pod) != home.Claimant(promised(i)):
-			i.Why += fmt.Sprintf("; no pod of this name is bound to node %s now: the node keeps the address, "+
-				"but the pod is not brought to it", i.Node)
+			i.Why += fmt.Sprintf("; no pod of this name is bound to node %s: the node keeps the address, "+
+				"but the pod is not placed on it", i.Node)
 		}
 	}
 }

@@ -62,11 +62,11 @@ func TestASpiderEndpointThatCannotBeTakenOverSaysWhy(t *testing.T) {
 		says        string
 	}{
 		"of a Deployment": {"web-7d9f-x2x", anEndpoint(t, "Deployment", "node-1", "10.6.0.5/16"), nil,
-			"belongs to a Deployment: no pod of this name comes again"},
-		"without an ordinal": {"web", sts("node-1", "10.6.0.5/16"), nil, "no pod of this name comes again"},
-		"without a node":     {"web-0", sts("", "10.6.0.5/16"), nil, "names no node"},
+			"belongs to a Deployment: no pod of this name will be created again"},
+		"without an ordinal": {"web", sts("node-1", "10.6.0.5/16"), nil, "no pod of this name will be created again"},
+		"without a node":     {"web-0", sts("", "10.6.0.5/16"), nil, "it has no node"},
 		"with a bad address": {"web-0", sts("node-1", "10.6.0.5"), nil,
-			`its address "10.6.0.5" is not valid: expected one such as 10.6.0.10/16`},
+			`its address "10.6.0.5" is not valid: expected an address such as 10.6.0.10/16`},
 		"with a bad template": {"web-0", sts("node-1", "10.6.0.5/16"), map[string]string{"stayput.io/retain-ip": "true"},
 			`"true" is not valid`},
 		"of a shared identity": {"web-0", sts("node-1", "10.6.0.5/16"), map[string]string{
@@ -84,7 +84,7 @@ func TestASpiderEndpointThatCannotBeTakenOverSaysWhy(t *testing.T) {
 const thePlan = `NAMESPACE   POD     NODE     IP         RETENTION   ACTION   DONE     WHY
 default     web-0   node-1   10.1.0.9   10m         Retain   no       the pod is not there
 default     web-1   node-1   10.1.0.8   10m         Bind     yes      the pod runs
-default     web-2   <none>   <none>     <none>      Refuse   <none>   it names no node
+default     web-2   <none>   <none>     <none>      Refuse   <none>   it has no node
 `
 
 func TestAPlanIsATable(t *testing.T) {
@@ -101,7 +101,7 @@ func TestAPlanIsATable(t *testing.T) {
 	err := writeImport(&b, &inspection.Import{Items: []inspection.ImportItem{
 		i("web-0", "node-1", "10.1.0.9", "10m", inspection.ActionRetain, false, "the pod is not there"),
 		i("web-1", "node-1", "10.1.0.8", "10m", inspection.ActionBind, true, "the pod runs"),
-		i("web-2", "", "", "", inspection.ActionRefuse, false, "it names no node"),
+		i("web-2", "", "", "", inspection.ActionRefuse, false, "it has no node"),
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestAnImportAloneMakesNoNodeAHome(t *testing.T) {
 		t.Fatalf("%+v, %v, %v", done, failed, err)
 	}
 	for _, i := range done.Items {
-		if warns := strings.Contains(i.Why, "no pod of this name is bound to node node-1 now"); warns == (i.Pod == "here-0") {
+		if warns := strings.Contains(i.Why, "no pod of this name is bound to node node-1"); warns == (i.Pod == "here-0") {
 			t.Errorf("of %s it says %q", i.Pod, i.Why)
 		}
 		var r stayputv1alpha1.RetainedIP

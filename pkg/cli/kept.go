@@ -71,7 +71,7 @@ func keptOf(o client.Object) *keptIP {
 		if o.Status.PodUID == o.Spec.PodUID { // otherwise the status is about a pod that had the address before
 			k.node, k.phase = o.Status.NodeName, cmp.Or(string(o.Status.Phase), k.phase)
 			if o.Status.Conflict != "" {
-				k.conflict = fmt.Sprintf("in use by another machine on the link of node %s, which has the MAC address %s",
+				k.conflict = fmt.Sprintf("in use by another machine on the link of node %s, with MAC address %s",
 					o.Status.NodeName, o.Status.Conflict)
 			}
 		}
@@ -311,7 +311,7 @@ func (k *keptIP) reason(all workloads) string {
 	case k.retention != stayputv1alpha1.RetentionWhileOwned:
 		return k.retention + " after the pod stops"
 	case w == nil:
-		return "while owned, by a workload that is not known yet"
+		return "while owned by a workload, not known yet"
 	}
 	name := w.Kind + " " + w.Name
 	is, known := all[w.UID]

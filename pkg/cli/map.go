@@ -45,7 +45,7 @@ func drawNode(w io.Writer, n *inspection.Node, width int, p paint) error {
 		d.line("Some networks cannot be read: %s", printable(n.NetworksError))
 	}
 	if len(n.Networks) == 0 && n.NetworksError == "" {
-		d.line("Stayput has not given an address to a pod of this node yet.")
+		d.line("Stayput has not assigned an address to any pod on this node yet.")
 	}
 	for i := range n.Networks {
 		if i > 0 {
@@ -119,7 +119,7 @@ func (d *drawing) network(n *inspection.Network) {
 		}
 	}
 	if len(outside) > 0 {
-		d.line("  %s", wrapped("outside of the current ranges: "+strings.Join(outside, ", "), "    ", d.width-2))
+		d.line("  %s", wrapped("outside the current ranges: "+strings.Join(outside, ", "), "    ", d.width-2))
 	}
 }
 

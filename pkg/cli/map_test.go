@@ -54,7 +54,7 @@ const theMap = `Network pods
     R fd00::5
   4611686018427387904 addresses: 4611686018427387903 free, 0 bound, 1 retained
   promised: 1 of at most 1024 (promisedLimit 1024)
-  outside of the current ranges: 10.9.0.1 (bound)
+  outside the current ranges: 10.9.0.1 (bound)
 
 . free   b bound   B bound, and kept after its pod stops   R retained   N kept by a newer version of Stayput   ? unreadable   g gateway   - not given to pods
 `

@@ -8,11 +8,11 @@ func nodeCommand(s *settings) *cobra.Command {
 	var format documentFormat
 	cmd := &cobra.Command{
 		Use:   "node NODE",
-		Short: "Draw a node's address ranges: free, bound and retained addresses",
-		Long: `Draw a node's address ranges, one character for each address. For each range set
-it prints how many addresses are free, bound and retained, and how many more the
-node may promise. The node's agent is asked. Addresses of pools, which are no
-node's, are listed if pods have them there, or had them there last.
+		Short: "Draw the address ranges of a node: free, bound and retained addresses",
+		Long: `Draw the address ranges of a node, one character for each address. For each range set
+it prints how many addresses are free, bound and retained, and how many more the node
+may promise. It queries the node's agent. Pool addresses, which belong to no node, are
+listed if pods on the node have them, or had them last.
 
 With -o json or yaml it prints what stayput-agent inspect prints on the node
 (Go: pkg/api/inspection, Node).`,

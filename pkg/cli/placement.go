@@ -18,7 +18,7 @@ func (f *facts) recorded() string {
 	}
 	of, ok := f.state.Status.PodStates[f.name]
 	if !ok {
-		return "PersistentPodState " + f.state.Name + " has not recorded the pod: it records pods once they are Ready"
+		return "PersistentPodState " + f.state.Name + " has not recorded the pod: pods are recorded once they are Ready"
 	}
 	last := fmt.Sprintf("PersistentPodState %s: the pod was last Ready on node %s", f.state.Name, of.NodeName)
 	if len(of.NodeTopologyLabels) > 0 {
@@ -41,7 +41,7 @@ func (f *facts) placement() (all []string) {
 	case home.Gated(p):
 		gate := "it has the scheduling gate " + stayputv1alpha1.PlacementGate + ", which the controller removes"
 		if !home.LastGate(p) {
-			gate += " once it is the last one: other programs hold the pod too"
+			gate += " once it is the only one: other gates hold the pod too"
 		}
 		all = append(all, gate)
 		if why := f.leaderless(); why != "" {
@@ -86,7 +86,7 @@ func (f *facts) leaderless() string {
 		return ""
 	}
 	if why := staleLease(f.lease, f.now); why != "" {
-		return "no controller leads, so gated pods wait: " + why
+		return "no controller is the leader, so gated pods wait: " + why
 	}
 	return ""
 }

@@ -57,10 +57,10 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 		case k.quarantine != nil:
 			f.warn(fmt.Sprintf("%s is in quarantine since %s: %s", about,
 				k.quarantine.Since.UTC().Format(time.RFC3339), k.quarantine.Reason),
-				"kubectl describe podip "+k.GetName()+" says what is known of it")
+				"kubectl describe podip "+k.GetName()+" shows what is known about it")
 		case k.conflict != "":
 			f.warn(fmt.Sprintf("pod %s/%s cannot start: %s is %s", k.namespace, k.pod, about, k.conflict),
-				"take the address from that machine")
+				"remove the address from that machine")
 		}
 	}
 	return f.orOK(fmt.Sprintf("%s, %d of %d addresses in use or kept", count(len(all), "pool", "pools"), used, total))
@@ -75,17 +75,18 @@ func (f *findings) pool(p *stayputv1alpha1.PodIPPool, now time.Time) {
 	ready := meta.FindStatusCondition(p.Status.Conditions, stayputv1alpha1.ConditionReady)
 	switch {
 	case ready == nil && now.Sub(p.CreationTimestamp.Time) > poolSlack:
-		f.fail(about+"no controller has reconciled it", "see whether a controller leads, and its log. "+
-			"It must have its rights: "+poolsWanted)
+		f.fail(about+"no controller has reconciled it", "check whether a controller is the leader, and see its log. "+
+			"It must have its permissions: "+poolsWanted)
 	case ready != nil && ready.Status == metav1.ConditionFalse && ready.Reason == "Invalid":
 		f.fail(about+ready.Message, "change the pool")
 	case ready != nil && ready.Status == metav1.ConditionFalse:
-		f.warn(about+"gives no addresses: "+ready.Message, "nothing, if that is meant")
+		f.warn(about+"allocates no addresses: "+ready.Message, "nothing if this is intended")
 	}
 	for kind, todo := range map[string]string{
-		stayputv1alpha1.ConditionOverlaps: "take the addresses out of one of them: what overlaps can be given twice",
+		stayputv1alpha1.ConditionOverlaps: "remove the addresses from one of them: " +
+			"overlapping addresses can be allocated twice",
 		stayputv1alpha1.ConditionExhausted: "add addresses, or release retained ones (kubectl stayput release): " +
-			"the pods go as soon as there are some",
+			"waiting pods proceed as soon as addresses are free",
 	} {
 		if c := meta.FindStatusCondition(p.Status.Conditions, kind); c != nil && c.Status == metav1.ConditionTrue {
 			f.warn(about+c.Message, todo)
@@ -116,9 +117,10 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 		})
 	})
 	slices.Sort(names)
-	f.fail("no pool gives addresses until every node has said which ones it has, as after a restore of etcd; not yet: "+
+	f.fail("pools allocate no addresses until every node has reported the addresses that it uses, "+
+		"as after a restore of etcd; missing: "+
 		orNone(strings.Join(firstOf(names, 5), ", ")),
-		"bring these nodes back. If a node is surely off, delete the Node or taint it "+
+		"recover these nodes. If a node is known to be powered off, delete the Node or taint it "+
 			"node.kubernetes.io/out-of-service:NoExecute")
 }
 
@@ -176,7 +178,7 @@ func (f *facts) inSpiderpoolsWords() (value string, asks bool) {
 
 // whyNoneOfPools returns why the pod has no address of the pools that it asks for.
 func (f *facts) whyNoneOfPools() string {
-	none := "Nothing: it asks for addresses of pools (" + f.asksPools + "), and none is its own"
+	none := "Nothing: it requests pool addresses (" + f.asksPools + ") and has been assigned none"
 	if f.pod == nil {
 		return none + "."
 	}
@@ -196,14 +198,14 @@ func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
 	switch d.Outcome {
 	case home.OutcomeHome:
 		fc.Node = node
-		fc.say("Node: %s, as its PersistentPodState says.", d.Home)
+		fc.say("Node: %s, recorded by its PersistentPodState.", d.Home)
 	case home.OutcomeWait:
 		fc.Node = node
 		fc.say("Node: its home, %s, %s: it waits for it.", d.Home, d.Reason)
 	case home.OutcomeElsewhere:
 		fc.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
 	default:
-		fc.say("Node: any that its pools are for.")
+		fc.say("Node: any node that its pools select.")
 	}
 	mine := 0
 	for _, k := range f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity]) {
@@ -212,17 +214,17 @@ func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
 		}
 		switch {
 		case k.retention == "" && !k.retained():
-			fc.say("IP: a free one. %s is freed once the pod is gone.", k.addresses())
+			fc.say("IP: any free address. %s is freed once the pod is gone.", k.addresses())
 		case k.releasing || k.quarantine != nil:
 			fc.say("IP: %s", f.promiseOf(k))
 		default:
 			fc.IPs = append(fc.IPs, k.addresses())
-			fc.say("IP: %s, once the node of its predecessor has said that this is gone.", k.about())
+			fc.say("IP: %s, once the node of its predecessor has reported that it is gone.", k.about())
 		}
 		mine++
 	}
 	if mine == 0 {
-		fc.say("IP: a free one of its pools, %s.", f.asksPools)
+		fc.say("IP: any free address of its pools, %s.", f.asksPools)
 	}
 	fc.Lines = append(fc.Lines, d.Notes...)
 }
@@ -231,13 +233,13 @@ func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
 func writePodIPs(ctx context.Context, k client.Client, w io.Writer, node string) error {
 	all, err := podIPs(ctx, k, "")
 	if errors.Is(err, errRight) {
-		_, err = fmt.Fprintf(w, "\nAddresses of pools are not shown: %v\n", printableError{err})
+		_, err = fmt.Fprintf(w, "\nPool addresses are not shown: %v\n", printableError{err})
 		return err
 	}
 	if err != nil {
 		return err
 	}
-	title := "\nAddresses of pools\n"
+	title := "\nPool addresses\n"
 	for _, k := range all {
 		p := k.podIP()
 		if p.Status.NodeName != node {
@@ -245,7 +247,7 @@ func writePodIPs(ctx context.Context, k client.Client, w io.Writer, node string)
 		}
 		phase := strings.ToLower(k.phase)
 		if p.Status.PodUID != k.podUID {
-			phase = "given to a later pod"
+			phase = "assigned to a later pod"
 		}
 		line := fmt.Sprintf("%s  %s/%s  %s  %s, %s", k.addresses(), k.namespace, k.pod, k.iface, k.keeper(), phase)
 		if _, err := fmt.Fprintf(w, "%s  %s\n", title, printable(line)); err != nil {

@@ -85,7 +85,7 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 		{aPodIP(podIPGiven), "Allocated", "", none, none, "of pool blue, 10m0s after the pod stops"},
 		{aPodIP(quarantined), "Bound", "node-1", none, none, "of pool blue, in quarantine: two pods have it"},
 		{aPodIP(conflicting), "Allocated", "node-1", none, none, "of pool blue, in use by another machine on the link " +
-			"of node node-1, which has the MAC address 02:00:00:00:00:01"},
+			"of node node-1, with MAC address 02:00:00:00:00:01"},
 		{aPodIP(podIPFreed, podIPReleased), "Bound", "node-1", none, none,
 			"of pool blue, being released"},
 	} {
@@ -118,7 +118,7 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 		"a pool":          {[]client.Object{aPool(), aPodIP()}, LevelOK, "1 pool, 2 of 10 addresses in use or kept"},
 		"an invalid pool": {[]client.Object{aPool(invalid)}, LevelFail, "PodIPPool blue: spec.subnet: no"},
 		"a disabled pool": {[]client.Object{aPool(condition(stayputv1alpha1.ConditionReady, metav1.ConditionFalse,
-			"Disabled", "spec.allocation"))}, LevelWarn, "gives no addresses: spec.allocation"},
+			"Disabled", "spec.allocation"))}, LevelWarn, "allocates no addresses: spec.allocation"},
 		"a pool without a controller": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
 			p.Status = stayputv1alpha1.PodIPPoolStatus{}
 		})}, LevelFail, "no controller has reconciled it"},
@@ -134,7 +134,7 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 		"another machine": {[]client.Object{aPool(), aPodIP(conflicting)}, LevelWarn, "pod default/web-2 cannot start: " +
 			"10.6.168.101 of pool blue is in use by another machine on the link of node node-1"},
 		"a recall": {[]client.Object{aPool(), recalling, node("node-1"), node("node-2"), answer("node-1", 7),
-			answer("node-2", 6)}, LevelFail, "not yet: node-2"},
+			answer("node-2", 6)}, LevelFail, "missing: node-2"},
 	} {
 		all := checkPools(t.Context(), aCluster(nothing, test.objects...), noon)
 		if test.level == "" && len(all) == 0 {
@@ -164,21 +164,19 @@ func ofPools(ips ...*stayputv1alpha1.PodIP) func(*facts) {
 const theStoryOfPools = `Pod default/web-2
   running on node node-1 for 3h, with 10.1.0.9, of StatefulSet web
 
-What it asks for
-  stayput.io/pools: blue - its addresses are of these pools, on whichever node
-    it runs
-  stayput.io/addresses: [] - set by Stayput: its addresses of pools, for its
-    node
+What it requests
+  stayput.io/pools: blue - its addresses come from these pools, on any node
+  stayput.io/addresses: [] - set by Stayput: its pool addresses, for its node
 
 What is promised
-  10.6.168.101 of pool blue is its own on whichever node: kept 10m0s after the
+  10.6.168.101 of pool blue is assigned to it on any node: kept 10m0s after the
     pod stops.
   PodIP 10.6.168.101: Bound, 10.6.168.101, eth0, node node-1
 
 If it is deleted now
-  Node: any that its pools are for.
-  IP: 10.6.168.101 of pool blue, once the node of its predecessor has said that
-    this is gone.
+  Node: any node that its pools select.
+  IP: 10.6.168.101 of pool blue, once the node of its predecessor has reported
+    that it is gone.
 `
 
 func TestAStoryOfAPodOfPoolsIsToldInWords(t *testing.T) {
@@ -209,25 +207,25 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 		ip, held, node string
 	}{
 		"a retained one": {someFacts(ofPools(aPodIP(podIPRetained)), func(f *facts) { f.pod = nil }),
-			"10.6.168.101 of pool blue is kept until 2026-01-02T12:05:00Z (5m), for whichever node.",
+			"10.6.168.101 of pool blue is kept until 2026-01-02T12:05:00Z (5m), on any node.",
 			"IP: 10.6.168.101 of pool blue", "10.6.168.101", "", "node-1"},
 		"not kept": {someFacts(ofPools(aPodIP(podIPFreed))),
-			"10.6.168.101 of pool blue is its own until it is gone.", "IP: a free one. 10.6.168.101 is freed", "", "", "node-1"},
+			"10.6.168.101 of pool blue is assigned to it until it is gone.", "IP: any free address. 10.6.168.101 is freed", "", "", "node-1"},
 		"one in quarantine": {someFacts(ofPools(aPodIP(quarantined))),
-			"in quarantine, so that no pod gets it: two pods have it", "in quarantine", "", "", "node-1"},
+			"in quarantine and not assigned to any pod: two pods have it", "in quarantine", "", "", "node-1"},
 		"in use by another machine": {someFacts(ofPools(aPodIP(conflicting))),
-			"02:00:00:00:00:01: the pod waits until that has gone.", "IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
+			"02:00:00:00:00:01: the pod waits until that machine has given it up.", "IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
 		"one that waits for an operator": {someFacts(ofPools(aPodIP()), held),
-			"is its own on whichever node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
-		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is its own on whichever node",
+			"is assigned to it on any node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
+		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is assigned to it on any node",
 			"10.6.168.101 of pool blue is kept for 10m0s: a pod of this name", "", "", "node-1"},
 		"a released one of a pod that is not wanted": {someFacts(ofPools(aPodIP(podIPRetained, podIPReleased)), scaledDown),
 			"10.6.168.101 of pool blue is being released.", "10.6.168.101 of pool blue is being released.", "", "", "node-1"},
 		"none, while it waits": {someFacts(ofPools(), waits),
-			"none is its own: the pod waits for an address: pool blue has no free address",
-			"IP: a free one of its pools, blue.", "", "", ""},
+			"has been assigned none: the pod waits for an address: pool blue has no free address",
+			"IP: any free address of its pools, blue.", "", "", ""},
 		"none of a pod that began without": {someFacts(ofPools()),
-			"Nothing: it asks for addresses of pools (blue), and none is its own.", "IP: a free one of its pools", "", "", ""},
+			"Nothing: it requests pool addresses (blue) and has been assigned none.", "IP: any free address of its pools", "", "", ""},
 	} {
 		s := test.facts.story()
 		if promise := strings.Join(s.Promise, "\n"); !strings.Contains(promise, test.promise) {
@@ -369,9 +367,9 @@ func TestTheAddressesOfPoolsOnANodeAreListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `
-Addresses of pools
+Pool addresses
   10.6.168.101  default/web-2  eth0  pool blue, bound
-  10.6.168.103  default/web-3  eth0  pool blue, given to a later pod
+  10.6.168.103  default/web-3  eth0  pool blue, assigned to a later pod
 `
 	if b.String() != want {
 		t.Errorf("printed is\n%s", b.String())

@@ -46,7 +46,7 @@ type surroundings struct {
 // runPreflight checks whether Stayput would work in a cluster, and on these nodes or on all.
 func runPreflight(ctx context.Context, c *cluster, args []string, line *progress) (*Report, error) {
 	defer line.done()
-	line.say("asking the API server ...")
+	line.say("querying the API server ...")
 	s, err := look(ctx, c, args)
 	if err != nil {
 		return nil, err
@@ -69,13 +69,13 @@ func look(ctx context.Context, c *cluster, args []string) (*surroundings, error)
 	}
 	is, err := api.ServerVersion()
 	if err != nil {
-		return nil, fmt.Errorf("the API server's version: %w", err)
+		return nil, fmt.Errorf("getting the version of the API server: %w", err)
 	}
 	s.version = is.GitVersion
 	for _, v := range home.PolicyVersions {
 		served, err := api.ServerResourcesForGroupVersion("admissionregistration.k8s.io/" + v)
 		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("the admission kinds that the API server has: %w", err)
+			return nil, fmt.Errorf("discovering the admission kinds of the API server: %w", err)
 		}
 		if served != nil && s.gatePolicy == "" && slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool {
 			return r.Kind == "MutatingAdmissionPolicy"
@@ -184,7 +184,7 @@ type network struct {
 }
 
 // ownIPAM is why a network of its own allocator is left alone.
-const ownIPAM = "hands out addresses itself"
+const ownIPAM = "allocates addresses itself"
 
 // networks are known by their DaemonSets. Of several on a node the first in this list has the pods: policy engines such
 // as Calico's or Cilium's also run beside the network of a cloud.
@@ -236,8 +236,8 @@ func (s *surroundings) network(node *corev1.Node) network {
 		found = found[1:]
 	}
 	if len(found) == 0 {
-		return network{name: "the CNI plugin", why: "is not known by a DaemonSet: what is the ipam.type of the first file " +
-			"in /etc/cni/net.d on the node?"}
+		return network{name: "the CNI plugin", why: "cannot be identified by a DaemonSet: check ipam.type in the first " +
+			"file in /etc/cni/net.d on the node"}
 	}
 	n := found[0]
 	switch n.name {
@@ -248,17 +248,17 @@ func (s *surroundings) network(node *corev1.Node) network {
 		case s.calicoIPAM == "calico-ipam":
 			n.name, n.verdict, n.why = "Calico's own IPAM", never, ownIPAM
 		case s.calicoIPAM != "":
-			n.verdict, n.why = never, "has the IPAM plugin "+s.calicoIPAM
+			n.verdict, n.why = never, "uses the IPAM plugin "+s.calicoIPAM
 		default:
-			n.why = "is there, but not which IPAM plugin it has: see 10-calico.conflist on a node"
+			n.why = "is installed, but its IPAM plugin is unknown: see 10-calico.conflist on a node"
 		}
 	case "Cilium":
 		switch {
 		case s.ciliumIPAM == "delegated-plugin":
-			n.verdict, n.why = unsure, "takes addresses from the plugin that its file on the node names: "+
-				"write stayput there by hand (never tried)"
+			n.verdict, n.why = unsure, "delegates to the IPAM plugin in its file on the node: "+
+				"set that to stayput by hand (never tested)"
 		case s.ciliumChain != "":
-			n.verdict, n.why = unsure, "is chained to a plugin that the API server does not tell ("+s.ciliumChain+")"
+			n.verdict, n.why = unsure, "is chained to a plugin that is unknown to the API server ("+s.ciliumChain+")"
 		case s.ciliumIPAM != "":
 			n.why += " (ipam: " + s.ciliumIPAM + ")"
 		}
@@ -275,7 +275,7 @@ func (s *surroundings) findings() []Finding {
 		node := &s.nodes[i]
 		if node.Status.NodeInfo.OperatingSystem == "windows" {
 			f := findings{check: "system"}
-			f.warn("agents run on Linux: pods keep no address here", "")
+			f.warn("agents run only on Linux: pods on this node keep no addresses", "")
 			f.all[0].Node = node.Name
 			ofNodes = append(ofNodes, f.all...)
 			kept[never] = append(kept[never], node.Name)
@@ -297,24 +297,24 @@ func (s *surroundings) findVersion() []Finding {
 	is, err := version.ParseGeneric(s.version)
 	switch {
 	case err != nil:
-		f.warn(fmt.Sprintf("the API server's version is %q, which cannot be read", s.version), "")
+		f.warn(fmt.Sprintf("the API server's version %q cannot be parsed", s.version), "")
 	case is.LessThan(oldest):
-		f.fail(fmt.Sprintf("%s: the definitions need at least %s", s.version, oldest), "upgrade Kubernetes")
+		f.fail(fmt.Sprintf("%s: the CustomResourceDefinitions require at least %s", s.version, oldest), "upgrade Kubernetes")
 	}
-	return f.orOK(s.version + "; docs/networks.md says which versions were tested")
+	return f.orOK(s.version + "; docs/networks.md lists the tested versions")
 }
 
 func (s *surroundings) findGate() []Finding {
 	f := findings{check: "gate"}
 	if s.gatePolicy == "" && s.apartOnEKS() {
 		f.warn("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from Kubernetes "+
-			"1.36 on), and EKS' API server reaches no pods of another CNI than AWS's",
+			"1.36 on), and the API server of EKS cannot reach pods of CNI plugins other than AWS's",
 			"set controller.hostNetwork in the Helm chart")
 		return f.all
 	}
 	if s.gatePolicy == "" {
 		return f.orOK("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from " +
-			"Kubernetes 1.36 on): it must reach these pods, and while none answers pods start ungated")
+			"Kubernetes 1.36 on): it must be able to reach these pods, and while no controller responds pods start ungated")
 	}
 	text := "by MutatingAdmissionPolicy " + s.gatePolicy
 	if s.gatePolicy != home.PolicyVersions[0] {
@@ -336,7 +336,7 @@ func (s *surroundings) findKruise() []Finding {
 		return nil
 	}
 	f := findings{check: "OpenKruise"}
-	return f.orOK("it runs here and goes on to serve PersistentPodStates itself: " +
+	return f.orOK("it is running and continues to serve PersistentPodStates itself: " +
 		"without Helm, leave out deploy/persistentpodstates.yaml")
 }
 
@@ -347,15 +347,15 @@ func findRuntime(node *corev1.Node) []Finding {
 	parsed, err := version.ParseGeneric(v)
 	switch {
 	case name == "containerd" && err == nil && parsed.AtLeast(version.MustParseGeneric("2.0")):
-		return f.orOK("containerd " + v + ", which has NRI on unless it was switched off")
+		return f.orOK("containerd " + v + ", in which NRI is enabled unless it was disabled")
 	case name == "containerd":
-		f.warn("containerd "+v+" has NRI off, if it has it at all: annotations that do not reach Stayput through CNI come "+
+		f.warn("containerd "+v+" has NRI disabled or lacks it: annotations that do not reach Stayput through CNI arrive "+
 			"a moment late", enableNRI+`, or set agent.runtime.nriSocket to ""`)
 	case name == "cri-o":
-		f.warn("CRI-O "+v+": whether NRI is on, the API server does not tell",
+		f.warn("CRI-O "+v+": the API server does not know whether NRI is enabled",
 			"see enable_nri in the section crio.nri of its configuration")
 	default:
-		f.warn(fmt.Sprintf("%q: Stayput was never tried with this runtime", is), "")
+		f.warn(fmt.Sprintf("%q: Stayput was never tested with this runtime", is), "")
 	}
 	return f.all
 }
@@ -384,7 +384,7 @@ func findPlatform(node *corev1.Node) []Finding {
 	default:
 		return nil
 	}
-	f.add(LevelOK, platform+" has a socket or directories of its own", "set platform: "+platform+" in the Helm chart")
+	f.add(LevelOK, platform+" uses a non-default socket or directories", "set platform: "+platform+" in the Helm chart")
 	return f.all
 }
 
@@ -392,7 +392,7 @@ func findNetwork(n network) []Finding {
 	f := findings{check: "network"}
 	switch n.verdict {
 	case keeps:
-		return f.orOK(n.name + " takes addresses from host-local: pods can keep theirs")
+		return f.orOK(n.name + " allocates addresses with host-local: pods can keep their addresses")
 	case never:
 		f.fail(n.name+" "+n.why+": pods cannot keep their addresses",
 			"install with agent.enabled=false: pods keep their nodes. See docs/networks.md")
@@ -408,7 +408,7 @@ func (s *surroundings) findMultus(node *corev1.Node) []Finding {
 		return nil
 	}
 	f := findings{check: "multus"}
-	f.add(LevelOK, "multus is in front of that network", "once Stayput is installed, restart multus' pod on each node; "+
+	f.add(LevelOK, "Multus delegates to that network", "once Stayput is installed, restart the Multus pod on each node; "+
 		"see docs/networks.md")
 	return f.all
 }
@@ -420,13 +420,13 @@ func (s *surroundings) summary(kept map[verdict][]string) []Finding {
 	f.add(LevelOK, "pods keep their nodes on any network", "")
 	switch {
 	case len(s.nodes) == 0:
-		f.warn("there are no nodes", "")
+		f.warn("the cluster has no nodes", "")
 	case len(kept[keeps]) == len(s.nodes):
 		f.add(LevelOK, "pods keep their addresses on "+all, "")
 	case len(kept[never]) == len(s.nodes):
 		f.fail("pods keep their addresses on none of "+all, "install with agent.enabled=false")
 	default:
-		f.warn(fmt.Sprintf("pods keep their addresses on %d of %s; on %d it is not certain",
+		f.warn(fmt.Sprintf("pods keep their addresses on %d of %s; uncertain on %d",
 			len(kept[keeps]), all, len(kept[unsure])), "")
 	}
 	return f.all

@@ -61,8 +61,8 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			[]string{
 				"OK    Kubernetes: v1.33.5-eks-3025e55",
 				"OK    gate: by a webhook of the controllers",
-				"WARN  node-1, node-2, node-3: runtime: containerd 1.7.27 has NRI off",
-				"FAIL  node-1, node-2, node-3: network: the AWS VPC CNI hands out addresses itself",
+				"WARN  node-1, node-2, node-3: runtime: containerd 1.7.27 has NRI disabled",
+				"FAIL  node-1, node-2, node-3: network: the AWS VPC CNI allocates addresses itself",
 				"      -> install with agent.enabled=false: pods keep their nodes",
 				"OK    summary: pods keep their nodes",
 				"FAIL  summary: pods keep their addresses on none of 3 nodes",
@@ -72,14 +72,14 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			[]string{
 				"OK    gate: by MutatingAdmissionPolicy v1",
 				"OK    node-1, node-2, node-3: runtime: containerd 2.4.2",
-				"OK    node-1, node-2, node-3: network: flannel takes addresses from host-local",
+				"OK    node-1, node-2, node-3: network: flannel allocates addresses with host-local",
 				"OK    summary: pods keep their addresses on 3 nodes",
 			}, 0},
 		"k3s": {
 			surroundings{version: "v1.35.8+k3s1", nodes: k3s, networks: map[string][]string{}},
 			[]string{
 				"OK    gate: by a webhook", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
-				"OK    node-1, node-2: platform: k3s has", "      -> set platform: k3s", "OK    node-1, node-2: network: flannel",
+				"OK    node-1, node-2: platform: k3s uses", "      -> set platform: k3s", "OK    node-1, node-2: network: flannel",
 				"OK    summary: pods keep their addresses on 2 nodes",
 			}, 0},
 		"GKE with Calico's policies": {
@@ -88,28 +88,28 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"Calico": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
 				calicoIPAM: "calico-ipam"},
-			[]string{"FAIL  node-1: network: Calico's own IPAM hands out", "FAIL  summary: "}, 2},
+			[]string{"FAIL  node-1: network: Calico's own IPAM allocates addresses", "FAIL  summary: "}, 2},
 		"Calico, its IPAM unknown": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node")},
-			[]string{"WARN  node-1: network: Calico is there, but not which",
-				"WARN  summary: pods keep their addresses on 0 of 1 node; on 1 it is not certain"}, 0},
+			[]string{"WARN  node-1: network: Calico is installed, but its IPAM plugin is unknown",
+				"WARN  summary: pods keep their addresses on 0 of 1 node; uncertain on 1"}, 0},
 		"Cilium": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
 				ciliumIPAM: "cluster-pool"},
-			[]string{"FAIL  node-1: network: Cilium hands out addresses itself (ipam: cluster-pool)",
+			[]string{"FAIL  node-1: network: Cilium allocates addresses itself (ipam: cluster-pool)",
 				"WARN  node-1: runtime: CRI-O 1.36.3", "      -> set platform: crio"}, 2},
 		"Cilium with a plugin for addresses": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
 				ciliumIPAM: "delegated-plugin"},
-			[]string{"WARN  node-1: network: Cilium takes addresses from the plugin"}, 0},
+			[]string{"WARN  node-1: network: Cilium delegates to the IPAM plugin"}, 0},
 		"Cilium chained to flannel": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1],
 				networks: everywhere(kubeadm, "cilium", "kube-flannel-ds"), ciliumChain: "generic-veth"},
 			[]string{"OK    node-1: network: flannel"}, 0},
 		"a network of one's own": {
 			surroundings{version: "v1.37.1", gatePolicy: "v1", nodes: docker, networks: map[string][]string{}},
-			[]string{`WARN  node-1: runtime: "docker://28.0.1": Stayput was never tried`,
-				"WARN  node-1: network: the CNI plugin is not known by a DaemonSet"}, 0},
+			[]string{`WARN  node-1: runtime: "docker://28.0.1": Stayput was never tested`,
+				"WARN  node-1: network: the CNI plugin cannot be identified by a DaemonSet"}, 0},
 		"EKS with Cilium": {
 			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, networks: everywhere(eks, "cilium")},
 			[]string{"WARN  gate: by a webhook of the controllers, since", "      -> set controller.hostNetwork"}, 4},
@@ -121,32 +121,32 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				networks: everywhere(kubeadm, "kube-multus-ds", "kube-flannel-ds")},
 			[]string{
 				"OK    node-1, node-2, node-3: network: flannel",
-				"OK    node-1, node-2, node-3: multus: multus is in front",
-				"      -> once Stayput is installed, restart multus' pod",
+				"OK    node-1, node-2, node-3: multus: Multus delegates to that network",
+				"      -> once Stayput is installed, restart the Multus pod",
 			}, 0},
 		"MicroK8s": {
 			surroundings{version: "v1.34.1", nodes: microk8s, networks: everywhere(microk8s, "calico-node")},
-			[]string{"OK    node-1: platform: microk8s has", "      -> set platform: microk8s"}, 0},
+			[]string{"OK    node-1: platform: microk8s uses", "      -> set platform: microk8s"}, 0},
 		"Talos": {
 			surroundings{version: "v1.34.1", nodes: talos},
 			[]string{
-				"OK    node-1: platform: talos has", "      -> set platform: talos", "OK    node-1: network: flannel",
+				"OK    node-1: platform: talos uses", "      -> set platform: talos", "OK    node-1: network: flannel",
 			}, 0},
 		"Windows beside Linux": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: mixed},
-			[]string{"WARN  windows: system: ", "WARN  summary: pods keep their addresses on 1 of 2 nodes; on 0"}, 0},
+			[]string{"WARN  windows: system: ", "WARN  summary: pods keep their addresses on 1 of 2 nodes; uncertain on 0"}, 0},
 		"OpenKruise": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, kruise: true},
-			[]string{"OK    OpenKruise: it runs here"}, 0},
+			[]string{"OK    OpenKruise: it is running"}, 0},
 		"policies of an older version": {
 			surroundings{version: "v1.35.8", gatePolicy: "v1beta1", nodes: kubeadm},
 			[]string{"OK    gate: by MutatingAdmissionPolicy v1beta1, which the API server serves: it applies them only if"}, 0},
 		"too old": {
 			surroundings{version: "v1.30.14", nodes: kubeadm},
-			[]string{"FAIL  Kubernetes: v1.30.14: the definitions need at least 1.31"}, 1},
+			[]string{"FAIL  Kubernetes: v1.30.14: the CustomResourceDefinitions require at least 1.31"}, 1},
 		"no nodes": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1"},
-			[]string{"WARN  summary: there are no nodes"}, 0},
+			[]string{"WARN  summary: the cluster has no nodes"}, 0},
 	} {
 		r := &Report{}
 		r.add(c.in.findings()...)

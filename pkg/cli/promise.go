@@ -43,8 +43,8 @@ var annotationsOfPods = []struct {
 		return "its address is kept for " + value + " minutes after the pod stops"
 	}},
 	{stayputv1alpha1.AnnotationWhenInUse, choice("AllocateNew",
-		"a new pod takes another address while its predecessor still has this one",
-		"a new pod waits until its predecessor has given the address up")},
+		"a new pod gets another address while its predecessor still has this one",
+		"a new pod waits until its predecessor has released the address")},
 	{stayputv1alpha1.AnnotationIdentity, always("it shares its addresses with the other pods of this identity in the " +
 		"namespace")},
 	{stayputv1alpha1.AnnotationWhenScaled, whenGone("its workload is scaled down below the pod")},
@@ -52,19 +52,19 @@ var annotationsOfPods = []struct {
 	{stayputv1alpha1.AnnotationWhenMoved, whenGone("the pod has been Ready on another node for a while")},
 	{stayputv1alpha1.AnnotationHomeWait, func(value string, _ map[string]string) string {
 		if value == stayputv1alpha1.HomeWaitRetention {
-			return "a new pod waits for a home that cannot take it as long as its address is kept there"
+			return "a new pod waits for a home that cannot take it, as long as its address is kept there"
 		}
 		return "a new pod waits " + value + " for a home that cannot take it"
 	}},
 	{stayputv1alpha1.AnnotationHome, choice(stayputv1alpha1.HomePreferred,
-		"a new pod is drawn to the node that keeps its address, but may start elsewhere",
-		"a new pod starts only on the node that keeps its address, as long as that can take it")},
+		"a new pod prefers the node that keeps its address, but may start elsewhere",
+		"a new pod starts only on the node that keeps its address, as long as that node can take it")},
 	{stayputv1alpha1.AnnotationPinned, always("set by Stayput: the home to which it pinned the pod")},
-	{stayputv1alpha1.AnnotationPools, choice("", "it asks for no addresses of pools, even if its namespace does",
-		"its addresses are of these pools, on whichever node it runs")},
+	{stayputv1alpha1.AnnotationPools, choice("", "it requests no pool addresses, even if its namespace does",
+		"its addresses come from these pools, on any node")},
 	{annotationIPPools, inSpiderpools(stayputv1alpha1.AnnotationPools)},
 	{annotationIPPool, inSpiderpools(stayputv1alpha1.AnnotationPools, annotationIPPools)},
-	{stayputv1alpha1.AnnotationAddresses, always("set by Stayput: its addresses of pools, for its node")},
+	{stayputv1alpha1.AnnotationAddresses, always("set by Stayput: its pool addresses, for its node")},
 }
 
 func always(meaning string) func(string, map[string]string) string {
@@ -93,7 +93,7 @@ func inSpiderpools(others ...string) func(string, map[string]string) string {
 				return "ignored, because of " + key
 			}
 		}
-		return "its addresses are of these pools if Spiderpool's annotations count (pools.spiderpool)"
+		return "its addresses come from these pools if Spiderpool's annotations are honored (pools.spiderpool)"
 	}
 }
 
@@ -136,14 +136,14 @@ func (f *facts) promise() (all []string) {
 func (f *facts) promiseOf(k *keptIP) string {
 	about, own, kept, anywhere := k.about(), " is promised to it", k.addresses()+" is kept on "+k.keeper(), ""
 	if k.podIP() != nil {
-		own, kept, anywhere = " is its own on whichever node", about+" is kept", ", for whichever node"
+		own, kept, anywhere = " is assigned to it on any node", about+" is kept", ", on any node"
 	}
 	at, left := k.until(f.now)
 	switch {
 	case k.quarantine != nil:
-		return about + " is in quarantine, so that no pod gets it: " + k.quarantine.Reason + "."
+		return about + " is in quarantine and not assigned to any pod: " + k.quarantine.Reason + "."
 	case k.conflict != "":
-		return about + " is " + k.conflict + ": the pod waits until that has gone."
+		return about + " is " + k.conflict + ": the pod waits until that machine has given it up."
 	case k.releasing && k.retainedIP() != nil:
 		return about + " is being released: spec.release of its RetainedIP is set."
 	case k.releasing:
@@ -156,7 +156,7 @@ func (f *facts) promiseOf(k *keptIP) string {
 		return fmt.Sprintf("Node %s still reports that a pod of this name uses %s: the node or its agent may be down.",
 			k.node, k.addresses())
 	case k.retention == "":
-		return about + " is its own until it is gone."
+		return about + " is assigned to it until it is gone."
 	}
 	return about + own + ": kept " + k.reason(f.workloads) + "."
 }
@@ -174,12 +174,12 @@ func (f *facts) whyNothing() string {
 	case bad != nil:
 		return "Nothing: " + bad.Error()
 	case !home.Annotated(annotations):
-		return fmt.Sprintf("Nothing: it has no annotation %[1]s. Add one to the pod template, such as %[1]s: 10m",
+		return fmt.Sprintf("Nothing: it has no annotation %[1]s. Add it to the pod template, for example %[1]s: 10m",
 			stayputv1alpha1.AnnotationRetainIP)
 	case f.pod == nil:
-		return "Nothing is kept: its address has expired or was released, or it never had one from Stayput."
+		return "Nothing is kept: its address has expired or was released, or it never got one from Stayput."
 	case f.pod.Spec.HostNetwork:
-		return "Nothing: the pod uses its host's network and has no address of its own."
+		return "Nothing: the pod uses the host network and has no address of its own."
 	case f.pod.Status.PodIP == "":
 		return "Nothing yet: the pod has no address."
 	}
@@ -191,7 +191,7 @@ func (f *facts) whyNothing() string {
 	node := f.pod.Spec.NodeName
 	n := f.looks[node]
 	if n == nil {
-		return fmt.Sprintf("Nothing is published. The ledger of its node, which would say why, cannot be read: %v",
+		return fmt.Sprintf("Nothing is published. The ledger of its node, which would show why, cannot be read: %v",
 			f.lookErrors[node])
 	}
 	net, a := addressOf(n, f.pod.Status.PodIP)
@@ -201,17 +201,17 @@ func (f *facts) whyNothing() string {
 			"(kubectl stayput check %[1]s)", node, n.CNI.Message)
 	case a.Promise != nil:
 		return fmt.Sprintf("The ledger of node %s has the promise, but there is no RetainedIP. "+
-			"The agent's connection to the API server: %s", node, cmp.Or(n.Agent.API, "it has none"))
+			"The agent's connection to the API server: %s", node, cmp.Or(n.Agent.API, "none"))
 	}
 	for _, set := range net.RangeSets {
 		if set.Promised >= set.PromiseLimit && set.Contains(a.IP) {
-			return fmt.Sprintf("Nothing: of network %s on node %s %d addresses are promised, of at most %d "+
+			return fmt.Sprintf("Nothing: %d of at most %d addresses of network %s on node %s are promised "+
 				"(%s). The pod has an ordinary address.",
-				net.Name, node, set.Promised, set.PromiseLimit, promiseSetting(net, set))
+				set.Promised, set.PromiseLimit, net.Name, node, promiseSetting(net, set))
 		}
 	}
-	return fmt.Sprintf("Nothing: node %s gave it an address without knowing of the annotation, "+
-		"which may be newer than the pod. Its successor gets a promise.", node)
+	return fmt.Sprintf("Nothing: node %s assigned it an address without the annotation, "+
+		"which may have been added later. Its successor gets a promise.", node)
 }
 
 // keptBy tells of a RetainedIP.
@@ -221,7 +221,7 @@ func (f *facts) keptBy(k *keptIP) Kept {
 		told.Until = k.expires
 	}
 	if !home.Scheduled(k.retainedIP()) && (f.pod == nil || f.pod.Spec.NodeName != k.node) {
-		told.NoHome = "the controller has seen no pod of it on that node, which is therefore no home"
+		told.NoHome = "the controller has not seen its pod on that node, so the node is not a home"
 	}
 	if n := f.looks[k.node]; n != nil {
 		for _, ip := range k.ips {
@@ -273,7 +273,7 @@ func entryOf(n *inspection.Node, ip string) string {
 	case a.State == inspection.Newer:
 		return "is kept by a version of Stayput newer than the agent"
 	case a.State == inspection.Retained && a.LeftSeconds == nil:
-		return "is retained for " + a.Promise.Identity + " without an end"
+		return "is retained for " + a.Promise.Identity + " indefinitely"
 	case a.State == inspection.Retained:
 		left := time.Duration(*a.LeftSeconds) * time.Second
 		return fmt.Sprintf("is retained for %s, %s left", a.Promise.Identity, duration.HumanDuration(left))

@@ -38,7 +38,7 @@ var (
 	errKept = errors.New("the address is still retained")
 	// errUnknown: the API server does not answer, or the object is gone but no agent runs that could have freed the
 	// address.
-	errUnknown = errors.New("it is not known whether the address is free")
+	errUnknown = errors.New("unknown whether the address is free")
 )
 
 // release is what the user asked for.
@@ -55,19 +55,18 @@ func releaseCommand(s *settings) *cobra.Command {
 	format := newObjectFormat("released", false)
 	cmd := &cobra.Command{
 		Use:   "release (POD... | --all [-l SELECTOR] | --node NODE)",
-		Short: "Release the addresses that are retained for pods that are gone",
-		Long: `Release the addresses that are retained for pods that are gone, and wait until the
-node, or the controller if they are of a pool, has freed them. Name the pods, or
-their RetainedIPs or PodIPs. A bound address cannot be released: a pod uses it.
+		Short: "Release the addresses retained for deleted pods",
+		Long: `Release the addresses retained for deleted pods, and wait until the node, or the
+controller for pool addresses, has freed them. Name the pods, or their RetainedIPs or
+PodIPs. A bound address cannot be released: a pod uses it.
 
-It shows what it will release and asks for confirmation, unless --yes is given.
-Where standard input is no terminal, it releases nothing without --yes. An address
-that has changed since it was read, for example because its pod came back, is not
-released.
+It shows what it will release and asks for confirmation, unless --yes is given. If
+standard input is not a terminal, it releases nothing without --yes. An address that
+has changed since it was read, for example because its pod came back, is not released.
 
-When a namespace is deleted, its RetainedIPs go with it, but a node keeps the
-addresses if stayput.io/when-deleted is Retain. With --node the agent of that node
-is asked to release all that it retains for the namespace.`,
+When a namespace is deleted, its RetainedIPs are deleted too, but a node keeps the
+addresses if stayput.io/when-deleted is Retain. With --node, that node's agent
+releases everything that it retains for the namespace.`,
 		Example: `  kubectl stayput release web-2
   kubectl stayput release web-2.node-1
   kubectl stayput release --all -l app=web --dry-run=server
@@ -77,8 +76,10 @@ is asked to release all that it retains for the namespace.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.all, "all", false, "Release all retained addresses of the namespace")
-	f.StringVarP(&o.selector, "selector", "l", "", "With --all: labels of the workload's pod template, such as app=web")
-	f.StringVar(&o.node, "node", "", "Release what this node still retains for the namespace, which must be gone")
+	f.StringVarP(&o.selector, "selector", "l", "",
+		"With --all: label selector on the workload's pod template, for example app=web")
+	f.StringVar(&o.node, "node", "",
+		"Release what this node still retains for the namespace, which must have been deleted")
 	f.BoolVar(&o.wait, "wait", true, "Wait until the addresses are free")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "How long to wait")
 	o.addFlags(cmd, "With client, only print what would be released;\nwith server, the API server also validates it",
@@ -181,7 +182,7 @@ func (o *release) choose(ctx context.Context, c *cluster, names []string) (chose
 		return nil, nil, err
 	}
 	if unseen != nil && (o.all || len(errs) > 0) {
-		errs = append(errs, fmt.Errorf("addresses of pools are not released: %w", unseen))
+		errs = append(errs, fmt.Errorf("pool addresses are not released: %w", unseen))
 	}
 	for _, k := range kept {
 		switch {
@@ -220,7 +221,7 @@ func inUse(k *keptIP) error {
 // writePlan says what will be released.
 func writePlan(w io.Writer, chosen []*keptIP) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "The addresses of %s will be released. The pods get others when they come back:\n",
+	fmt.Fprintf(&b, "The addresses of %s will be released. The pods get new ones when they come back:\n",
 		count(len(chosen), "pod", "pods"))
 	for _, k := range chosen {
 		fmt.Fprintf(&b, "  %s\n", printable(fmt.Sprintf("%s  %s  %s", k.pod, k.addresses(), k.keeper())))
@@ -248,7 +249,7 @@ func (o *release) request(ctx context.Context, c client.Client, k *keptIP) error
 	gvk, name := k.GetObjectKind().GroupVersionKind(), k.GetName()
 	switch err := c.Patch(ctx, k.Object, client.RawPatch(types.MergePatchType, patch), options...); {
 	case apierrors.IsConflict(err):
-		return fmt.Errorf("%s %s has changed since it was read and was not released: try again: %w", gvk.Kind, name, err)
+		return fmt.Errorf("%s %s has changed since it was read and was not released, try again: %w", gvk.Kind, name, err)
 	case apierrors.IsNotFound(err):
 		return nil // free already
 	case err != nil:
@@ -278,7 +279,7 @@ func (o *release) await(ctx context.Context, c *cluster, asked []*keptIP, line *
 	if !doubt {
 		return gone, errs
 	}
-	line.say("making sure that they stay free ...")
+	line.say("verifying that they stay free ...")
 	select {
 	case <-ctx.Done():
 		return nil, append(errs, ctx.Err())
@@ -334,16 +335,16 @@ func (k *keptIP) stayedFree(ctx context.Context, c client.Client, agent error) e
 	case !free:
 		return k.late()
 	case errors.Is(agent, ErrNoAgent): // without the right to list pods the object has to do
-		return fmt.Errorf("%s %s: %w: the object is gone, but %v: check again when its agent runs",
+		return fmt.Errorf("%s %s: %w: the object was deleted, but %v: check again when its agent is running",
 			k.kind(), k.GetName(), errUnknown, agent)
 	}
 	return nil
 }
 
 func (k *keptIP) late() error {
-	todo := ". It will as soon as its agent runs and reaches the API server: see kubectl stayput check " + k.node
+	todo := ". It will once its agent is running and reaches the API server: see kubectl stayput check " + k.node
 	if k.podIP() != nil {
-		todo = ": kubectl describe podip " + k.GetName() + " says what it waits for"
+		todo = ": kubectl describe podip " + k.GetName() + " shows what it waits for"
 	}
 	return fmt.Errorf("%s %s: %s has not freed %s in time%s", k.kind(), k.GetName(), k.freer(), k.addresses(), todo)
 }
@@ -381,8 +382,8 @@ func (k *keptIP) isFreeBy(now *keptIP) (bool, error) {
 	case now.releasing:
 		return false, nil
 	case same:
-		return false, fmt.Errorf("%s %s: %w: spec.release was unset meanwhile", k.kind(), k.GetName(), errKept)
+		return false, fmt.Errorf("%s %s: %w: spec.release was unset in the meantime", k.kind(), k.GetName(), errKept)
 	}
-	return false, fmt.Errorf("%s %s: %w: the object was deleted before %s read the request, and was published again: "+
-		"try again", k.kind(), k.GetName(), errKept, k.freer())
+	return false, fmt.Errorf("%s %s: %w: the object was deleted before %s read the request, and has been published "+
+		"again: try again", k.kind(), k.GetName(), errKept, k.freer())
 }

@@ -31,7 +31,7 @@ func (o *release) runOn(cmd *cobra.Command, c *cluster) error {
 	}
 	err = o.ask(cmd, "Release them?", func() error {
 		var b strings.Builder
-		fmt.Fprintf(&b, "Node %s will release these addresses of namespace %s, which is gone:\n", o.node, c.namespace)
+		fmt.Fprintf(&b, "Node %s will release these addresses of the deleted namespace %s:\n", o.node, c.namespace)
 		for _, i := range kept.Items {
 			fmt.Fprintf(&b, "  %s\n", printable(fmt.Sprintf("%s  %s  network %s", i.Pod, i.IP, i.Network)))
 		}
@@ -57,7 +57,7 @@ func releaseOn(ctx context.Context, c *cluster, node string, act bool) (all insp
 	case err == nil:
 		return all, fmt.Errorf("--namespace: %s: %w: release its addresses without --node", c.namespace, errNamespace)
 	case !apierrors.IsNotFound(err):
-		return all, fmt.Errorf("looking for namespace %s: %w", c.namespace, rightTo("get namespaces", err))
+		return all, fmt.Errorf("looking up namespace %s: %w", c.namespace, rightTo("get namespaces", err))
 	}
 	args := []string{"release", c.namespace}
 	if act {

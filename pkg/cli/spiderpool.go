@@ -55,8 +55,8 @@ func eachEndpoint(ctx context.Context, k client.Client, do func(ns, name string,
 	list.SetGroupVersionKind(spiderpoolv2beta1.SchemeGroupVersion.WithKind("SpiderEndpointList"))
 	if err := k.List(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) {
-			return fmt.Errorf("Spiderpool is not in this cluster: "+
-				"there are no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
+			return fmt.Errorf("Spiderpool is not installed in this cluster: "+
+				"spiderpool.spidernet.io/v2beta1 has no SpiderEndpoints (%w)", err)
 		}
 		return err
 	}
@@ -108,7 +108,7 @@ func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, r
 			// It has a prefix length, as in the pool.
 			p, err := netip.ParsePrefix(word)
 			if err != nil {
-				refuse("its address %q is not valid: expected one such as 10.6.0.10/16", word)
+				refuse("its address %q is not valid: expected an address such as 10.6.0.10/16", word)
 				continue
 			}
 			item.IPs = append(item.IPs, p.Addr().Unmap())
@@ -124,10 +124,10 @@ func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, r
 			item.Retention = policy.Duration().String()
 		}
 		if _, _, numbered := home.SplitOrdinal(pod); e.Status.OwnerControllerType != "StatefulSet" || !numbered {
-			refuse("it belongs to a %s: no pod of this name comes again", e.Status.OwnerControllerType)
+			refuse("it belongs to a %s: no pod of this name will be created again", e.Status.OwnerControllerType)
 		}
 		if item.Node == "" {
-			refuse("it names no node")
+			refuse("it has no node")
 		}
 		all = append(all, item)
 	}

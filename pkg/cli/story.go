@@ -106,7 +106,7 @@ func (f *facts) story() *Story {
 func (f *facts) podIs() string {
 	p := f.pod
 	if p == nil {
-		return "there is no such pod now"
+		return "the pod does not exist"
 	}
 	state := fmt.Sprintf("%s on node %s", strings.ToLower(string(p.Status.Phase)), p.Spec.NodeName)
 	switch {
@@ -149,7 +149,7 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 	for _, a := range s.Asked {
 		asked = append(asked, a.Annotation+": "+a.Value+" - "+a.Meaning)
 	}
-	section("What it asks for", asked)
+	section("What it requests", asked)
 	section("What is promised", s.promised())
 	node := s.Placement
 	if s.Record != "" {

@@ -27,7 +27,7 @@ func versionCommand(s *settings, of string) *cobra.Command {
 		Use:   "version",
 		Short: "Print the versions of this command and of what is installed in the cluster",
 		Long: `Print the version of this command, and that of the chart or the manifests that are
-installed in the cluster. That requires the right to get ConfigMaps in Stayput's
+installed in the cluster. This requires permission to get ConfigMaps in Stayput's
 namespace. kubectl stayput check compares the versions of the agents.`,
 		Example: `  kubectl stayput version
   kubectl stayput version --client -o json`,
@@ -47,7 +47,7 @@ namespace. kubectl stayput check compares the versions of the agents.`,
 			return format.print(out, v, func() error { return v.write(out) })
 		},
 	}
-	cmd.Flags().BoolVar(&clientOnly, "client", false, "Print the version of this command only; no cluster is asked")
+	cmd.Flags().BoolVar(&clientOnly, "client", false, "Print only the version of this command, without querying a cluster")
 	format.addFlags(cmd)
 	return cmd
 }
@@ -68,7 +68,7 @@ func installedVersion(ctx context.Context, k client.Client, namespace string) (s
 	case client.IgnoreNotFound(err) != nil:
 		return "", rightTo("get ConfigMaps in namespace "+namespace, err)
 	case err != nil:
-		return "", fmt.Errorf("%w: ConfigMap %s/%s is missing: --stayput-namespace names another namespace",
+		return "", fmt.Errorf("%w: ConfigMap %s/%s is missing: check --stayput-namespace",
 			ErrNotInstalled, namespace, uninstall.ConfigMap)
 	}
 	return orNone(of.Labels["app.kubernetes.io/version"]), nil

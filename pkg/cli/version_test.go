@@ -60,7 +60,7 @@ func TestACheckWithoutStayputNamesThePreflight(t *testing.T) {
 	cmd.SetArgs([]string{"check", "--kubeconfig", hostileServer(t, nil), "--cache-dir", t.TempDir()})
 	err := cmd.ExecuteContext(t.Context())
 	const line = "Error: stayput is not installed in this cluster: " +
-		"kubectl stayput check --preflight tells what would work here\n"
+		"kubectl stayput check --preflight reports what would work here\n"
 	if err == nil || out.Len() > 0 || errs.String() != line {
 		t.Errorf("printed is %q and %q, error %v", out.String(), errs.String(), err)
 	}

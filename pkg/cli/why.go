@@ -9,11 +9,11 @@ func whyCommand(s *settings) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why POD",
 		Short: "Explain a pod's IP address and node, and what happens if the pod is deleted now",
-		Long: `Explain a pod's IP address and node: what its annotations ask for, what is
+		Long: `Explain a pod's IP address and node: what its annotations request, what is
 promised, which nodes keep addresses for it, its lives as far as Events reach back
 (an hour by default), and what happens if it is deleted now.
 
-A pod that is gone can be explained as long as an address is kept for it.`,
+A deleted pod can be explained as long as an address is kept for it.`,
 		Example:           "  kubectl stayput why web-0",
 		Args:              exactlyOne("POD", "the name of a pod"),
 		ValidArgsFunction: s.complete(anyPods, 1),

@@ -107,7 +107,7 @@ func recordedOn(node string) func(*facts) {
 const theStory = `Pod default/web-2
   running on node node-1 for 3h, with 10.1.0.9, of StatefulSet web
 
-What it asks for
+What it requests
   stayput.io/retain-ip: 10m - its address is kept for 10m after the pod stops
 
 What is promised
@@ -117,7 +117,7 @@ What is promised
     pod:default/web-2
 
 If it is deleted now
-  Node: node-1, and no other as long as it can take the pod.
+  Node: node-1, and no other node as long as it can take the pod.
   IP: 10.1.0.9, kept for 10m after the pod stops.
   If its home is down, cordoned, tainted or full by then, the new pod waits 60s
     for it (stayput.io/home-wait), then goes elsewhere with another IP.
@@ -153,29 +153,29 @@ func TestTheForecastFollowsFromTheFacts(t *testing.T) {
 			"IP: 10.1.0.9, kept until 2026-01-02T12:05:00Z",
 		}},
 		"it is gone and not wanted": {someFacts(gone, scaledDown), "If it is created now", "none", "", []string{
-			"does not want a pod of this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)",
+			"does not want a pod with this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)",
 		}},
 		"it waits for a cordoned home": {someFacts(gatedSince(20*time.Second), homeCordoned), "As things are now",
 			"wait", "node-1", []string{"the pod waits for it, gated, at most 40s"}},
 		"it has waited long enough": {someFacts(gatedSince(2*time.Minute), homeCordoned), "As things are now",
 			"elsewhere", "", []string{"is cordoned"}},
 		"nothing is asked for": {someFacts(notAsked), "If it is deleted now", "free", "", []string{
-			"Node: any.", "any that is free",
+			"Node: any.", "any free address",
 		}},
 		"only a record, which is preferred": {someFacts(notAsked, recordedOn("node-2")), "If it is deleted now", "home",
 			"", []string{"Node: preferably node-2", "None is kept for it"}},
 		"of a ReplicaSet without an identity": {someFacts(byKind("ReplicaSet")), "If it is deleted now", "none", "",
-			[]string{"creates a pod of another name"}},
+			[]string{"creates a pod with another name"}},
 		"without a controller": {someFacts(
 			func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none",
-			"", []string{"it has no controller", "a pod of this name that is created by then gets it"}},
+			"", []string{"it has no controller", "a pod of this name created within that time gets it"}},
 		"the nodes cannot be listed": {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now",
-			"unknown", "", []string{"which cannot be listed"}},
+			"unknown", "", []string{"cannot be listed"}},
 		"its address is outside the ranges now": {someFacts(
 			func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }),
-			"If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the ranges"}},
+			"If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the current ranges"}},
 		"no controller leads": {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }),
-			"If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
+			"If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller is the leader"}},
 		"the template asks for nothing now": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }),
 			"If it is deleted now", "free", "", []string{"The pod template has changed since"}},
 	} {
@@ -201,13 +201,13 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 			func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }),
 			`annotation stayput.io/retain-ip: "true" is not valid: expected a positive Go duration`},
 		"the host's network": {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }),
-			"uses its host's network"},
+			"uses the host network"},
 		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }),
-			"no agent of Stayput runs on the node"},
+			"no Stayput agent is running on the node"},
 		"the share is used up": {someFacts(notPromised,
 			func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Promised = 9 }),
-			"9 addresses are promised, of at most 9"},
-		"it came too late": {someFacts(notPromised), "without knowing of the annotation"},
+			"9 of at most 9 addresses of network"},
+		"it came too late": {someFacts(notPromised), "without the annotation"},
 		"another IPAM": {someFacts(notPromised, func(f *facts) {
 			f.looks["node-1"].Networks, f.looks["node-1"].CNI.Message = nil, "10-calico.conflist: its IPAM is calico-ipam"
 		}), "is not from Stayput. The CNI configuration of node node-1: 10-calico.conflist: its IPAM is calico-ipam"},

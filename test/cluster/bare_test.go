@@ -87,10 +87,10 @@ spec:
 	defer kubectl(t, c, "delete", "clusterrole", "looker")
 	kubectl(t, c, "create", "clusterrolebinding", "looker", "--clusterrole=looker", "--user=looker")
 	defer kubectl(t, c, "delete", "clusterrolebinding", "looker")
-	until(t, "the missing right to be named", func(context.Context) bool {
+	until(t, "the missing permission to be named", func(context.Context) bool {
 		r, code := checked(t, c, "--preflight", "--as=looker")
 		return code == 0 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
-			return f.Level == cli.LevelWarn && strings.Contains(f.Text, "missing right to list DaemonSets")
+			return f.Level == cli.LevelWarn && strings.Contains(f.Text, "missing permission to list DaemonSets")
 		})
 	})
 	t.Logf("\n%s", anywhere(t, c, "check", "--preflight").out)

@@ -241,7 +241,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	go func() { waits <- stayput(t, c, ns, "release", "web-0", "--yes") }()
 	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release != "" })
 	kubectl(t, c, "delete", "retip", "web-0.node-1", "-n", ns)
-	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "not known whether the address is free") || s.out != "" {
+	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "unknown whether the address is free") || s.out != "" {
 		t.Errorf("with the object gone and no agent: %+v", s)
 	}
 	start()
@@ -375,7 +375,7 @@ func TestNodeShowsTheLedger(t *testing.T) {
 	}
 	t.Logf("\n%s", s.out)
 	s = anywhere(t, c, "node", "node-9")
-	if s.code != 1 || !strings.Contains(s.err, "no agent of Stayput runs on the node") {
+	if s.code != 1 || !strings.Contains(s.err, "no Stayput agent is running on the node") {
 		t.Errorf("a node that does not exist: %+v", s)
 	}
 }
@@ -476,13 +476,13 @@ func TestWhyKnowsADeletedPod(t *testing.T) {
 	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
 	s := story(t, c, ns, "web-0")
 	if s.IfDeleted.Outcome != "none" ||
-		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod of this ordinal") ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod with this ordinal") ||
 		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires) || len(s.Kept) != 1 ||
 		!strings.Contains(s.Kept[0].Ledger[0], "retained for pod:"+ns+"/web-0") {
 		t.Errorf("%+v", s)
 	}
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
-	if s := story(t, c, ns, "web-0"); !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "No workload is known") {
+	if s := story(t, c, ns, "web-0"); !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "No known workload") {
 		t.Errorf("without its workload: %+v", s.IfDeleted)
 	}
 	if s := anywhere(t, c, "why", "web-1", "-n", ns); s.code != 1 || !strings.Contains(s.err, "there is no pod web-1") {

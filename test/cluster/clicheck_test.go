@@ -91,7 +91,7 @@ func anHourAhead(t *testing.T, c *lab.Cluster) string {
 func TestCheckNamesTheMissingRight(t *testing.T) {
 	c := installed(t)
 	if s := anywhere(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" ||
-		!strings.Contains(s.err, "missing right to list nodes: ") {
+		!strings.Contains(s.err, "missing permission to list nodes: ") {
 		t.Errorf("without any right: %+v", s)
 	}
 	kubectl(t, c, "create", "clusterrole", "looker", "--verb=list", "--resource=nodes,pods")
@@ -109,8 +109,8 @@ func TestCheckNamesTheMissingRight(t *testing.T) {
 		r, code = checked(t, c, "node-1", "--as=looker")
 		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
 			return f.Check == "agent" && f.Level == cli.LevelFail &&
-				strings.Contains(f.Text, "missing right to create pods/exec in namespace stayput-system") &&
-				strings.Contains(f.Todo, "ask for that right")
+				strings.Contains(f.Text, "missing permission to create pods/exec in namespace stayput-system") &&
+				strings.Contains(f.Todo, "request that permission")
 		}) && level(r, "", "definitions") == cli.LevelWarn
 	})
 }
@@ -235,7 +235,7 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 	unblock := once(func() { must.Do(t, os.RemoveAll(binary)) }) // until then no pod of the node starts
 	defer unblock()
 	must.Do(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // so that a rename cannot replace it
-	fails(t, c, "plugin", "/opt/cni/bin/stayput: ", "the agent replaces it; its log says why if it does not")
+	fails(t, c, "plugin", "/opt/cni/bin/stayput: ", "the agent replaces it; if not, its log says why")
 	readyzSays(t, node, "cni: degraded: no-plugin: ")
 	nodeSays(t, c, "CNINotConfigured", "no-plugin: ")
 	unblock()

@@ -98,7 +98,7 @@ func TestImportKeepsTheReservationsOfOpenKruisesHostLocal(t *testing.T) {
 		if i.Action != want || i.Done || code != 0 {
 			t.Errorf("the plan for %s is %+v (%d)", pod, i, code)
 		}
-		if warns := strings.Contains(i.Why, "the pod is not brought to it"); warns != (want == inspection.ActionRetain) {
+		if warns := strings.Contains(i.Why, "the pod is not placed on it"); warns != (want == inspection.ActionRetain) {
 			t.Errorf("the plan for %s says %q", pod, i.Why)
 		}
 	}
@@ -201,7 +201,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	if s := anywhere(t, c, "import", "spiderpool", "--yes"); s.code != 1 ||
-		!strings.Contains(s.err, "Spiderpool is not in this cluster") {
+		!strings.Contains(s.err, "Spiderpool is not installed in this cluster") {
 		t.Errorf("without Spiderpool: %+v", s)
 	}
 	served(t, c, ns, "node-3")
@@ -214,7 +214,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	deploy(t, c, ns, lab.Workload{Name: "web", Node: "node-3"})
 
 	for pod, why := range map[string]string{
-		"web-1": "is not in the ranges of any network", "web-5f7d-x2": "no pod of this name comes again",
+		"web-1": "is not in the ranges of any network", "web-5f7d-x2": "no pod of this name will be created again",
 	} {
 		if i, _ := imported(t, c, pod, "spiderpool"); i.Action != inspection.ActionRefuse || !strings.Contains(i.Why, why) {
 			t.Errorf("%s: %+v", pod, i)

@@ -307,7 +307,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	says("get", works(t, c, ns, "get"), addr, node, "Bound", "of pool blue, 1h0m0s after the pod stops")
 	says("get by name", works(t, c, ns, "get", "pip/"+addr, "-o", "name"), "podip.stayput.io/"+addr)
 	says("why", works(t, c, ns, "why", "web-0"), "stayput.io/pools: blue",
-		addr+" of pool blue is its own on whichever node", "PodIP "+addr+": Bound", "Node: any that its pools are for",
+		addr+" of pool blue is assigned to it on any node", "PodIP "+addr+": Bound", "Node: any node that its pools select",
 		"IP: "+addr+" of pool blue")
 	says("node", works(t, c, ns, "node", node), "Addresses of pools", addr, ns+"/web-0")
 	says("check", works(t, c, ns, "check", "--verbose"), "all admission policies are in place",
@@ -347,5 +347,5 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 		return strings.Contains(works(t, c, ns, "why", waits), "the pod waits for an address")
 	})
 	says("why of a pod that waits", works(t, c, ns, "why", waits),
-		"it asks for addresses of pools (blue), and none is its own")
+		"it requests pool addresses (blue) and has been assigned none")
 }

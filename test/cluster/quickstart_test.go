@@ -111,7 +111,7 @@ func TestTheQuickStartOfPools(t *testing.T) {
 	}
 	looks()
 	why := plugin(t, c, strings.Fields(said[3])[1:]...)
-	if why.code != 0 || !strings.Contains(why.out, after["web-0"]+" of pool blue is its own on whichever node") {
+	if why.code != 0 || !strings.Contains(why.out, after["web-0"]+" of pool blue is assigned to it on any node") {
 		t.Errorf("%s: %+v", said[3], why)
 	}
 }
