@@ -126,7 +126,7 @@ func TestTheDaemonRunsWithoutARuntimeAndEndsWhenItIsTold(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := command()
-	log := &lines{wait: "No NRI connection", then: cancel}
+	log := &lines{wait: "NRI disconnected", then: cancel}
 	cmd.SetErr(log)
 	cmd.SetArgs([]string{
 		"--state-dir", filepath.Join(dir, "state"), "--cni-cache-dir", dir, "--cni-conf-dir", dir, "--listen", "127.0.0.1:0",

@@ -49,7 +49,7 @@ func (f File) Write(data io.Reader) error {
 	err = errors.Join(err, temp.Close())
 	if err == nil && f.Accept != nil {
 		if err := f.Accept(temp.Name()); err != nil {
-			return fmt.Errorf("%s is not replaced: %w", f.Path, errors.Join(err, os.Remove(temp.Name())))
+			return fmt.Errorf("replacing %s: %w", f.Path, errors.Join(err, os.Remove(temp.Name())))
 		}
 	}
 	switch {
@@ -76,7 +76,7 @@ func (f File) failed(err error) error {
 	if errors.As(err, &errno) {
 		err = errno
 	}
-	return fmt.Errorf("cannot write %s: %w", f.Path, err)
+	return fmt.Errorf("writing %s: %w", f.Path, err)
 }
 
 // Remove removes a file and returns once that is durable.

@@ -93,7 +93,7 @@ func (o *outcome) inUse(pod Pod) error {
 		return fmt.Errorf("%w: %s is bound to container %s", ErrInUse, pod, o.waitFor.ContainerID)
 	}
 	// settleTime runs on the clock of the DEL; a clock that stands still must not stop a pod.
-	return fmt.Errorf("%w: %s: its network namespace is still there", ErrInUse, pod)
+	return fmt.Errorf("%w: %s: its network namespace still exists", ErrInUse, pod)
 }
 
 // adding is the decision of one ADD.
@@ -364,7 +364,7 @@ type grant struct {
 // complete adds fresh addresses to what stands behind a claim, and ends the expired claims that they are taken from.
 func (a *adding) complete(h *holding) (g grant, err error) {
 	if len(a.net.Ranges) == 0 {
-		return g, fmt.Errorf("%w: the network has no ranges, only addresses of pools", ErrNotAvailable)
+		return g, fmt.Errorf("%w: the network has no ranges, only pool addresses", ErrNotAvailable)
 	}
 	requested := slices.DeleteFunc(slices.Clone(a.Requested), func(addr netip.Addr) bool {
 		return slices.Contains(h.addrs, addr)
@@ -384,10 +384,10 @@ func (a *adding) complete(h *holding) (g grant, err error) {
 		addr := requested[0]
 		i := slices.IndexFunc(a.net.Ranges, func(s RangeSet) bool { _, in := s.find(addr); return in })
 		if i < 0 {
-			return g, fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
+			return g, fmt.Errorf("%w: %v are not in any range of the network", ErrNotAvailable, requested)
 		}
-		return g, fmt.Errorf("%w: requested %s is of range set %d, of which the pod has %s: each gives one address",
-			ErrNotAvailable, addr, i, g.addrs[i])
+		return g, fmt.Errorf("%w: requested %s is in range set %d, from which the pod already has %s: "+
+			"expected one address per range set", ErrNotAvailable, addr, i, g.addrs[i])
 	}
 	a.out.addrs = g.addrs
 	return g, a.dropExpired(overdue, g.addrs)

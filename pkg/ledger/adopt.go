@@ -111,10 +111,10 @@ func (t *decision) move(from Attachment, to AddRequest) error {
 	}
 	if len(mine) != len(t.net.Ranges) || len(mine) != len(to.Requested) ||
 		slices.ContainsFunc(to.Requested, func(a netip.Addr) bool { return !slices.Contains(mine, a) }) {
-		return fmt.Errorf("%w: of %v %s has %v", ErrUnknownAttachment, to.Requested, from, mine)
+		return fmt.Errorf("%w: requested %v, but %s has %v", ErrUnknownAttachment, to.Requested, from, mine)
 	}
 	if e.netns.Path != "" && !e.netns.same(to.Netns) && t.alive(e) {
-		return fmt.Errorf("%w: %s, which has %v, still runs", ErrInUse, from, mine)
+		return fmt.Errorf("%w: %s, which has %v, is still running", ErrInUse, from, mine)
 	}
 	was, has, err := t.newcomer(to.Attachment)
 	if err == nil && len(has) > 0 {

@@ -35,12 +35,12 @@ func (l *Ledger) Check() ([]error, error) {
 		say("%w", newerError(s.inState(claimsDir, c.Key.hash()), c.Version))
 	}
 	for hash := range p.corrupt {
-		say("claim %s does not parse", hash)
+		say("claim %s cannot be parsed", hash)
 	}
 	if s.trusted && !s.due {
 		n := p.count(s.net, s.now)
 		if c, _ := s.readCounts(); c != nil && !(maps.Equal(c.of, n.of) && (c.due <= n.due || n.due <= s.now.Boot)) {
-			say("counts: %v promises until %v, the files say %v until %v", c.of, c.due, n.of, n.due)
+			say("counts: %v promises until %v, but the files show %v until %v", c.of, c.due, n.of, n.due)
 		}
 	}
 	byKey := map[Key]*Claim{}
@@ -59,13 +59,13 @@ func (l *Ledger) Check() ([]error, error) {
 	for a, sl := range slots {
 		switch sl.state {
 		case slotGarbage:
-			say("I5: the file of %s says nothing", a)
+			say("I5: the file of %s is unreadable", a)
 		case slotNewer:
 			say("%w", newerError(s.slotPath(a), sl.retained.Version))
 		case slotRetained:
 			c := byKey[sl.retained.Key]
 			if c == nil || !slices.Contains(c.Addrs, a) {
-				say("I5: %s is retained for %s, which has no claim on it", a, sl.retained.Key)
+				say("I5: %s is retained for %s, which has no claim to it", a, sl.retained.Key)
 			}
 			for _, b := range sl.retained.Addrs {
 				if heldBy(sl.retained.Key.hash(), slots[b], byAtt) {
@@ -77,12 +77,12 @@ func (l *Ledger) Check() ([]error, error) {
 			e := byAtt[sl.att]
 			if e == nil {
 				if p.newerEntries[sl.att.hash()] == nil {
-					say("index: nothing about %s, which has %s", sl.att, a)
+					say("index: no entry for %s, which has %s", sl.att, a)
 				}
 				continue
 			}
 			if !slices.Contains(e.addrs, a) {
-				say("I1: %s has %s, its index entry says %v", sl.att, a, e.addrs)
+				say("I1: %s has %s, but its index entry has %v", sl.att, a, e.addrs)
 			}
 			for _, b := range e.addrs {
 				if o := slots[b]; (o.state != slotBound || o.att != sl.att) && !heldBy(e.claim, o, byAtt) {

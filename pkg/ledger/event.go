@@ -74,5 +74,5 @@ type Event struct {
 // clampedEvent says that a pod asked for more than the network allows, which is p.
 func clampedEvent(key Key, asked, p retention.Policy) Event {
 	return Event{Reason: EventClamped, Key: key,
-		Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", asked.Duration(), p.Duration())}
+		Message: fmt.Sprintf("retention %s exceeds the network's maximum, %s", asked.Duration(), p.Duration())}
 }

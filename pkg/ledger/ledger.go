@@ -40,9 +40,9 @@ var (
 	// ErrDuplicate means that the attachment has addresses already (CNI SPEC: no two ADDs without a DEL).
 	ErrDuplicate = errors.New("duplicate allocation is not allowed")
 	// ErrNetnsGone means that the attachment's own network namespace went away while it waited.
-	ErrNetnsGone = errors.New("the network namespace of this container is gone")
+	ErrNetnsGone = errors.New("the network namespace of this container no longer exists")
 	// ErrUnknownAttachment means that the attachment has no address in this network.
-	ErrUnknownAttachment = errors.New("no address of this attachment")
+	ErrUnknownAttachment = errors.New("attachment has no address")
 	// ErrUnknownClaim means that there is no promise under this key.
 	ErrUnknownClaim = errors.New("no such claim")
 )
@@ -162,7 +162,7 @@ func Networks(o Options) ([]*Ledger, error) {
 }
 
 // ErrUndescribed means that a network has no description: where its addresses are is unknown.
-var ErrUndescribed = errors.New("the file that describes this network is missing")
+var ErrUndescribed = errors.New("the description file of this network is missing")
 
 // Described returns ErrUndescribed if [Networks] leaves a network out that has attachments, because its description was
 // removed. An ADD that is the first of its network makes the description before its index entry.
@@ -187,7 +187,7 @@ func Described(o Options) error {
 		entries, err := o.FS.ReadDir(filepath.Join(dir, indexDir))
 		if err == nil && len(entries) > 0 {
 			err = fmt.Errorf("%w: %s: remove %s in the network's directory, so that the next command writes it, or %s if the "+
-				"network is no more", ErrUndescribed, filepath.Join(dir, infoName), markerName, dir)
+				"network was deleted", ErrUndescribed, filepath.Join(dir, infoName), markerName, dir)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

@@ -177,7 +177,7 @@ func find(b interface {
 	case len(mine) == 0:
 		return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
 	case len(mine) < len(e.addrs):
-		return nil, fmt.Errorf("%w: of %v %s has only %v", ErrUnknownAttachment, e.addrs, att, mine)
+		return nil, fmt.Errorf("%w: expected %v, but %s has only %v", ErrUnknownAttachment, e.addrs, att, mine)
 	}
 	return mine, nil
 }

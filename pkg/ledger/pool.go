@@ -80,7 +80,7 @@ func (a *adding) addPooled() error {
 // attachment that had it, is dead and has not been DELed. If it is the pod's own and lives, the outcome waits for it.
 func (a *adding) assessPooled(addr netip.Addr, s slot) (ended *entry, err error) {
 	taken := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s, which the cluster has given to pod %s, %s", ErrNotAvailable, addr, a.Pod,
+		return fmt.Errorf("%w: %s, assigned by the cluster to pod %s, %s", ErrNotAvailable, addr, a.Pod,
 			fmt.Sprintf(format, args...))
 	}
 	for _, set := range a.net.Ranges {
@@ -110,7 +110,7 @@ func (a *adding) assessPooled(addr netip.Addr, s slot) (ended *entry, err error)
 		}
 		a.out.waitFor = &s.att
 	case slotGarbage:
-		return nil, taken("has a file on this node that says nothing: unknown who uses it")
+		return nil, taken("has an unreadable file on this node: its owner is unknown")
 	case slotNewer:
 		return nil, a.newer(addr, s)
 	}

@@ -49,9 +49,9 @@ func NewRange(subnet netip.Prefix, start, end, gateway netip.Addr) (Range, error
 	}
 	switch {
 	case r.End.Less(r.Start):
-		return r, fmt.Errorf("rangeStart: %s lies behind the end of the range, %s", r.Start, r.End)
+		return r, fmt.Errorf("rangeStart: %s is after the end of the range, %s", r.Start, r.End)
 	case r.size() == 0:
-		return r, fmt.Errorf("rangeStart: the range has no address but the gateway %s", r.Gateway)
+		return r, fmt.Errorf("rangeStart: the range has no address except the gateway %s", r.Gateway)
 	}
 	return r, nil
 }

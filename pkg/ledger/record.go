@@ -27,10 +27,10 @@ import (
 const recordVersion = 1
 
 // ErrNewer is a record that a newer version of stayput wrote.
-var ErrNewer = errors.New("a newer version of stayput wrote this record")
+var ErrNewer = errors.New("record was written by a newer version of stayput")
 
 func newerError(path string, version int) error {
-	return fmt.Errorf("%w: %s has version %d, this stayput reads up to %d: install the newer version again",
+	return fmt.Errorf("%w: %s has version %d, this stayput supports versions up to %d: install the newer version again",
 		ErrNewer, path, version, recordVersion)
 }
 

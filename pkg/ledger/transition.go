@@ -16,7 +16,7 @@ import (
 const settleTime = 3 * time.Second
 
 // errIncomplete ends a decision that needs an attachment which the index does not know, though it may not know all.
-var errIncomplete = errors.New("the index is not complete")
+var errIncomplete = errors.New("the index is incomplete")
 
 // book is what a decision reads. Absence is a fact: a missing record is nil without an error. An error means
 // unknown, and ends the decision without a step.
@@ -252,10 +252,10 @@ func (t *decision) refuse(key Key) (*Event, error) {
 		switch {
 		case int64(all) >= most:
 			return &Event{Reason: EventRefused, Key: key, Message: fmt.Sprintf(
-				"%d addresses of %s are promised, of at most %d: the pod keeps an ordinary address", all, set, most)}, nil
+				"%d addresses of %s are promised, at most %d are allowed: the pod keeps an ordinary address", all, set, most)}, nil
 		case int64(of) >= mostOf:
 			return &Event{Reason: EventNamespaceRefused, Key: key, Message: fmt.Sprintf(
-				"%d addresses of %s are promised to namespace %s, of at most %d: the pod keeps an ordinary address",
+				"%d addresses of %s are promised to namespace %s, at most %d are allowed: the pod keeps an ordinary address",
 				of, set, ns, mostOf)}, nil
 		}
 	}

@@ -121,7 +121,7 @@ func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, asked b
 			end = time.Now().Add(left)
 		}
 		if _, err := unix.Poll(waits, int(left/time.Millisecond)+1); err != nil && !errors.Is(err, unix.EINTR) {
-			return nil, false, fmt.Errorf("waiting on %s: %w", ifname, err)
+			return nil, false, fmt.Errorf("waiting for replies on %s: %w", ifname, err)
 		}
 	}
 	return found, true, nil

@@ -36,7 +36,7 @@ func Serve(bridge string, addrs []netip.Addr) error {
 	for _, a := range addrs {
 		for _, flags := range []uint8{0, unix.NTF_PROXY} {
 			if err := c.forget(index, a, flags); err != nil {
-				return fmt.Errorf("the neighbour %s on %s: %w", a, bridge, err)
+				return fmt.Errorf("adding the neighbour %s on %s: %w", a, bridge, err)
 			}
 		}
 		if err := c.add(index, a, ProtocolPod); err != nil {
@@ -129,7 +129,7 @@ func Local(a netip.Addr) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("the route to %s: %w", a, err)
 	case len(reply) < unix.SizeofRtMsg:
-		return false, fmt.Errorf("the route to %s: an answer of %d bytes", a, len(reply))
+		return false, fmt.Errorf("the route to %s: unexpected response of %d bytes", a, len(reply))
 	}
 	return reply[7] == unix.RTN_LOCAL, nil
 }
@@ -162,7 +162,7 @@ func Reach(netns, ifname string, addrs []netip.Prefix, gateways []netip.Addr) er
 		}
 		for _, a := range edges(addrs[i]) {
 			if err := c.addLocal(index, a, gw); err != nil {
-				return fmt.Errorf("adding the route to %s by %s on %s: %w", a, gw, ifname, err)
+				return fmt.Errorf("adding the route to %s via %s on %s: %w", a, gw, ifname, err)
 			}
 		}
 	}
@@ -279,7 +279,7 @@ func (c conn) ask(kind uint16, flags uint16, body []byte) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("netlink: %w", err)
 	case n < unix.NLMSG_HDRLEN+4:
-		return nil, fmt.Errorf("netlink: an answer of %d bytes", n)
+		return nil, fmt.Errorf("netlink: unexpected response of %d bytes", n)
 	case binary.NativeEndian.Uint16(b[4:]) != unix.NLMSG_ERROR:
 		return b[unix.NLMSG_HDRLEN:n], nil
 	}

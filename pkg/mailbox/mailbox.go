@@ -171,8 +171,8 @@ func (b Box) Served() (*Served, error) {
 		Version int `json:"v"`
 	}
 	if json.Unmarshal(data, &written) == nil && written.Version > version {
-		return nil, fmt.Errorf("a newer version of stayput wrote this record: %s has version %d, this stayput reads up to "+
-			"%d: install the newer version again", b.path(servedName), written.Version, version)
+		return nil, fmt.Errorf("record was written by a newer version of stayput: %s has version %d, this stayput supports "+
+			"versions up to %d: install the newer version again", b.path(servedName), written.Version, version)
 	}
 	s := &Served{}
 	if err := json.Unmarshal(data, s); err != nil {

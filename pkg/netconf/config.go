@@ -32,7 +32,7 @@ const (
 const AnnotationsCapability = "io.kubernetes.cri.pod-annotations"
 
 // ErrSyntax is wrapped by the error of Parse if the configuration is not a JSON object.
-var ErrSyntax = errors.New("the network configuration does not parse")
+var ErrSyntax = errors.New("invalid network configuration")
 
 // Versions are those of the CNI specification that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
 var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}

@@ -91,7 +91,7 @@ const mostPoolText = 64 << 10
 func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, error) {
 	var list []any
 	if len(text) > mostPoolText {
-		return nil, fmt.Errorf("%s: %d bytes are too long: expected at most %d", source, len(text), mostPoolText)
+		return nil, fmt.Errorf("%s: %d bytes exceed the limit: expected at most %d", source, len(text), mostPoolText)
 	}
 	if err := json.Unmarshal([]byte(text), &list); err != nil || list == nil {
 		return nil, fmt.Errorf("%s: %.64q is not valid: expected a list of addresses in JSON, as the controller writes it",
@@ -117,19 +117,19 @@ func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, er
 		}
 		for _, other := range out {
 			if other.Routed != a.Routed {
-				return nil, fmt.Errorf("%s.mode: %s and %s have different ones: expected one mode for interface %s",
+				return nil, fmt.Errorf("%s.mode: %s and %s have different modes: expected one mode for interface %s",
 					path, other.Prefix, a.Prefix, ifname)
 			}
 			if other.Prefix.Addr().Is4() == a.Prefix.Addr().Is4() {
-				return nil, fmt.Errorf("%s.address: %s is a second address of its family, beside %s: expected one for interface %s",
-					path, a.Prefix, other.Prefix, ifname)
+				return nil, fmt.Errorf("%s.address: %s and %s are of the same family: "+
+					"expected one address of each family for interface %s", path, a.Prefix, other.Prefix, ifname)
 			}
 		}
 		out = append(out, a)
 	}
 	if len(out) == 0 && elsewhere != "" {
-		return nil, fmt.Errorf("%s: interface %s has addresses of network %.64q: expected %s, the network that it is on",
-			source, ifname, elsewhere, network)
+		return nil, fmt.Errorf("%s: interface %s has addresses of network %.64q: "+
+			"expected network %s, to which it is attached", source, ifname, elsewhere, network)
 	}
 	return out, nil
 }
@@ -156,7 +156,7 @@ func (c *Config) MainPlugin() (p MainPlugin, err error) {
 		return p, err
 	}
 	if t != "bridge" {
-		return p, c.root.wrong("type", "bridge or ptp, whose pods have their node for a gateway", t)
+		return p, c.root.wrong("type", "bridge or ptp, whose pods use their node as gateway", t)
 	}
 	isGateway, _ := c.root.lookup("isGateway")
 	isDefault, _ := c.root.lookup("isDefaultGateway")
@@ -189,7 +189,7 @@ func parsePoolAddress(o object) (a PoolAddress, network, ifname string, err erro
 		return fail(o.wrong("interface", "the name of an interface", ""))
 	}
 	if a.Routed = text["mode"] == "Routed"; !a.Routed && text["mode"] != "L2" {
-		return fail(o.wrong("mode", `"L2" or "Routed", those that this version of the plugin knows`, text["mode"]))
+		return fail(o.wrong("mode", `"L2" or "Routed", the modes that this version of the plugin supports`, text["mode"]))
 	}
 	if a.Prefix, err = netip.ParsePrefix(text["address"]); err != nil || !usable(a.Prefix.Addr()) || a.Prefix.Bits() == 0 {
 		return fail(o.wrong("address", "an address of a host with the prefix length of its subnet, such as 10.6.168.105/16",
@@ -199,10 +199,10 @@ func parsePoolAddress(o object) (a PoolAddress, network, ifname string, err erro
 	if a.Routed {
 		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen())
 		if s := text["gateway"]; s != "" {
-			return fail(o.wrong("gateway", "none, since the gateway of a routed address is its node", s))
+			return fail(o.wrong("gateway", "none, because the gateway of a routed address is its node", s))
 		}
 		if l, err := o.list("routes"); err != nil || len(l) > 0 {
-			return fail(o.wrong("routes", "none, since a routed address has those of its node's network", l))
+			return fail(o.wrong("routes", "none, because a routed address uses the routes of its node's network", l))
 		}
 	}
 	if s := text["gateway"]; s != "" {

@@ -36,7 +36,7 @@ func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing
 	counted := map[string]float64{}
 	for what, c := range errors {
 		if counted[what] = testutil.ToFloat64(c); counted[what] == 0 {
-			t.Errorf("%s: not counted", what)
+			t.Errorf("%s: cannot count the command", what)
 		}
 	}
 	check(t, unix.Unmount(w.dir, 0))

@@ -492,7 +492,7 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 	eventually(t, "reported", func() bool {
 		s := r.says(t)
 		return strings.Contains(s, "ledger: degraded: 2 addresses are left unchanged") &&
-			strings.Contains(s, "has version 2, this stayput reads up to 1")
+			strings.Contains(s, "has version 2, this stayput supports versions up to 1")
 	})
 	asked := c.Count("GET /apis/stayput.io")
 	eventually(t, "looked", func() bool { return c.Count("GET /apis/stayput.io") > asked || r.api.Trouble() == "" })

@@ -160,7 +160,7 @@ func Parse(annotations map[string]string) (p Policy, answers bool, err error) {
 	}
 	if answers && !p.Retains() {
 		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "",
-			expectedRetainIP + " beside the other stayput.io annotations, which mean nothing without it"}
+			expectedRetainIP + " with the other stayput.io annotations, which have no effect without it"}
 	}
 	return p.withDefaults(), answers, nil
 }

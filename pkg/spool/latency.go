@@ -66,7 +66,7 @@ func (e Ending) Words() (command, result string) {
 }
 
 // ErrNotLatencies says that the file is not one of this version.
-var ErrNotLatencies = errors.New("no file of latencies")
+var ErrNotLatencies = errors.New("no latency file")
 
 // LatencyFile returns the path of the file that commands are counted in.
 func (d Dir) LatencyFile() string { return d.path(latencyName) }

@@ -140,7 +140,7 @@ func (a *addition) deliver() *Error {
 	case a.way != nil:
 		if err := a.connect(a.way); err != nil {
 			a.undo()
-			return errorf(codeTryAgain, "connecting pod %s with its node: %v", a.args.pod, err)
+			return errorf(codeTryAgain, "connecting pod %s to its node: %v", a.args.pod, err)
 		}
 	case len(a.pool.addrs) > 0:
 		return a.probe()

@@ -47,7 +47,7 @@ func parseArgs(args string) (podArgs, error) {
 		}
 	}
 	if len(unknown) > 0 && !ignore {
-		return p, fmt.Errorf("CNI_ARGS: unknown args %.256s: expected IgnoreUnknown=1 beside them",
+		return p, fmt.Errorf("CNI_ARGS: unknown args %.256s: expected IgnoreUnknown=1 with them",
 			strings.Join(unknown, ", "))
 	}
 	if !isPod {

@@ -86,7 +86,7 @@ func (c *call) observe() {
 		return // it was not understood, or does not start or end a pod
 	}
 	if err := spool.Dir(c.conf.StateDir).Observe(c.ending, time.Since(c.begin)); err != nil {
-		fmt.Fprintf(c.Stderr, "stayput: %s %s: not counted: %v\n", c.command, c.att, err)
+		fmt.Fprintf(c.Stderr, "stayput: %s %s: cannot count the command: %v\n", c.command, c.att, err)
 	}
 }
 
@@ -176,10 +176,11 @@ func (c *call) environment() *Error {
 	}
 	if perAttachment && !ledger.ValidIfName(c.att.IfName) {
 		return errorf(codeInvalidEnv, "CNI_IFNAME: %.64q is not valid: expected an interface name of at most 15 characters "+
-			"without / : and blanks", c.att.IfName)
+			"without / : and white space", c.att.IfName)
 	}
 	if c.command == "ADD" && len(c.att.ContainerID) > 512 {
-		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %d bytes are too long: expected at most 512", len(c.att.ContainerID))
+		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %d bytes exceed the limit: expected at most 512",
+			len(c.att.ContainerID))
 	}
 	return nil
 }
@@ -208,7 +209,7 @@ func (c *call) report(events []ledger.Event) {
 		return
 	}
 	if err := spool.Dir(c.conf.StateDir).Report(events); err != nil {
-		fmt.Fprintf(c.Stderr, "stayput: %s %s: not reported: %v\n", c.command, c.att, err)
+		fmt.Fprintf(c.Stderr, "stayput: %s %s: cannot report the event: %v\n", c.command, c.att, err)
 	}
 }
 
@@ -235,7 +236,7 @@ func (c *call) del() *Error {
 	for _, l := range c.ledgers() {
 		r, err := l.Del(req)
 		if err != nil {
-			fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
+			fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses were left unchanged\n", c.att, err)
 			return nil
 		}
 		c.report(r.Events)

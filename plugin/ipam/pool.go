@@ -33,11 +33,11 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	case args.noPod != nil:
 		return pooled{}, errorf(codeInvalidEnv, "%v", args.noPod)
 	case args.pod.Name == "":
-		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: no K8S_POD_NAME: expected a pod, since the addresses "+
+		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: no K8S_POD_NAME: expected a pod, because the addresses "+
 			"come from pools")
 	case said.Static || isStatic(args.pod.UID):
 		return pooled{}, errorf(codeInvalidConfig, "pod %s is a static pod, which kubelet starts without the API server: "+
-			"it can have no address of a pool. Make it a pod of the API server, or ask for none", args.pod)
+			"it cannot have a pool address. Create it through the API server, or request no pool", args.pod)
 	}
 	if err := mailbox.ValidPodUID(args.pod.UID); err != nil {
 		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: %v", err)
@@ -55,12 +55,12 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 		return p, cerr
 	}
 	if len(p.addrs) == 0 && said.Network {
-		return p, errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, since the addresses of "+
+		return p, errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, because the addresses of "+
 			"network %s come from pools", source, c.att.IfName, c.conf.Name)
 	}
 	for _, a := range requested {
 		if len(p.addrs) > 0 && !slices.Contains(p.has(), a) {
-			return p, errorf(codeInvalidConfig, "%s is requested by the runtime, but %s gives %v: expected no other address",
+			return p, errorf(codeInvalidConfig, "the runtime requested %s, but %s has %v: expected no other address",
 				a, source, p.has())
 		}
 	}
@@ -89,10 +89,10 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 	served, err := c.mailbox().Served()
 	switch {
 	case err != nil:
-		return source, errorf(codeTryAgain, "what the agent of this node says of the cluster's pools: %v", err)
+		return source, errorf(codeTryAgain, "reading what the agent of this node reported about the cluster's pools: %v", err)
 	case p.text != "" && (served == nil || served.None):
-		return source, errorf(codeTryAgain, "%s: pod %s is to get %v of pools, but the agent of this node has not said that "+
-			"the cluster has any: expected no such annotation, which only stayput's controller may write", source, pod, p.has())
+		return source, errorf(codeTryAgain, "%s: pod %s has pool addresses %v, but the agent of this node has reported no "+
+			"pools in the cluster: expected no such annotation, which only stayput's controller may write", source, pod, p.has())
 	case p.text == "" || !p.names(served.Guard):
 		told, err := c.mailbox().Pod(pod.UID)
 		switch {
@@ -100,7 +100,7 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 			return source, errorf(codeTryAgain, "%v", err)
 		case p.text == "" && (told == "" || served == nil || served.None):
 			return source, errorf(codeTryAgain, "pod %s has no addresses of its pools yet: see the events of the pod, and "+
-				"whether the agent of this node runs", pod)
+				"check that the agent of this node is running", pod)
 		case p.text == "":
 			p.text = told
 			source, _ = c.mailbox().PodPath(pod.UID)
@@ -108,14 +108,14 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 				return source, cerr
 			}
 		case told != p.text:
-			return source, errorf(codeTryAgain, "%s: it is not known that the cluster has given %v to pod %s: if the "+
-				"controller has, the agent of this node finds the PodIP and confirms it; see whether it runs", source, p.has(),
+			return source, errorf(codeTryAgain, "%s: the assignment of %v to pod %s has not been confirmed: the agent of "+
+				"this node confirms it once it finds the PodIP; check that it is running", source, p.has(),
 				pod)
 		}
 	}
 	for _, a := range p.has() {
 		if !served.InPool(a) {
-			return source, errorf(codeTryAgain, "%s: %s is in the subnet of no pool: %v", source, a, served.Subnets)
+			return source, errorf(codeTryAgain, "%s: %s is not in the subnet of any pool: %v", source, a, served.Subnets)
 		}
 		if slices.Contains(served.Gateways, a) {
 			return source, errorf(codeInvalidConfig, "%s: %s is the gateway of a pool: expected another address for a pod",
@@ -138,7 +138,7 @@ func (c *call) refuse(addrs []netip.Addr, n *ledger.Network) *Error {
 	}
 	ledgers, err := ledger.Networks(c.options())
 	if err != nil {
-		return errorf(codeTryAgain, "the networks of this node: %v", err)
+		return errorf(codeTryAgain, "reading the networks of this node: %v", err)
 	}
 	all := []*ledger.Network{n}
 	for _, l := range ledgers {
@@ -161,8 +161,8 @@ func (c *call) refuse(addrs []netip.Addr, n *ledger.Network) *Error {
 						return errorf(codeInvalidConfig, "%s is the gateway of this node's pods in network %s: expected another "+
 							"address for a pod", a, o.Name)
 					case r.Contains(a):
-						return errorf(codeInvalidConfig, "ipam.ranges of network %s: the node gives %s, which is a pool's, to its "+
-							"other pods too (%s): expected ranges outside of the pool's addresses", o.Name, a, r)
+						return errorf(codeInvalidConfig, "ipam.ranges of network %s: pool address %s is also in a range of the "+
+							"node (%s): expected ranges that do not contain pool addresses", o.Name, a, r)
 					}
 				}
 			}
@@ -201,7 +201,7 @@ func (a *addition) probe() *Error {
 	switch {
 	case err != nil:
 		a.undo()
-		return errorf(codeTryAgain, "finding out whether another machine on the link has an address of pod %s: %v",
+		return errorf(codeTryAgain, "probing whether another machine on the link has an address of pod %s: %v",
 			a.args.pod, err)
 	case len(found) == 0:
 		return nil
@@ -211,7 +211,7 @@ func (a *addition) probe() *Error {
 	for _, f := range found {
 		e := a.event(ledger.EventConflict, f.Addr)
 		e.MAC = f.MAC.String()
-		e.Message = fmt.Sprintf("%s is in use on the link of interface %s by another machine, which has the MAC address %s",
+		e.Message = fmt.Sprintf("%s is in use on the link of interface %s by another machine, with MAC address %s",
 			f.Addr, a.att.IfName, e.MAC)
 		said = append(said, e.Message)
 		a.report([]ledger.Event{e})

@@ -39,15 +39,15 @@ func (c *call) route(addrs []netconf.PoolAddress, n *ledger.Network, routes []ma
 	}
 	by, err := c.conf.MainPlugin()
 	if err != nil {
-		return nil, errorf(codeInvalidConfig, "%v, since %s is a routed address", err, addrs[0].Prefix.Addr())
+		return nil, errorf(codeInvalidConfig, "%v, because %s is a routed address", err, addrs[0].Prefix.Addr())
 	}
 	r := &routed{by: by}
 	for _, p := range addrs {
 		a := p.Prefix.Addr()
 		own, ok := ownRange(n, a.Is4())
 		if !ok {
-			return nil, errorf(codeInvalidConfig, "ipam.ranges: none of the family of the routed address %s: expected the "+
-				"node's own, which has the gateway of its pods", a)
+			return nil, errorf(codeInvalidConfig, "ipam.ranges: no range of the family of the routed address %s: expected the "+
+				"node's own range, which contains the gateway of its pods", a)
 		}
 		for i, route := range routes {
 			via, there := route["gw"].(string)
@@ -60,8 +60,8 @@ func (c *call) route(addrs []netconf.PoolAddress, n *ledger.Network, routes []ma
 		if by.Bridge == "" {
 			prefix = common(a, own.Gateway, own.Subnet.Bits())
 			if net := prefix.Masked().Addr(); net.Is4() && net.As4()[0] == 0 || prefix.Bits() == 0 { // no route to such a subnet
-				return nil, errorf(codeInvalidConfig, "type: ptp cannot route %s by the gateway %s: expected addresses that begin "+
-					"alike, or bridge", a, own.Gateway)
+				return nil, errorf(codeInvalidConfig, "type: ptp cannot route %s via the gateway %s: expected addresses with a "+
+					"common prefix, or bridge", a, own.Gateway)
 			}
 		}
 		r.addrs, r.prefixes = append(r.addrs, a), append(r.prefixes, prefix)
@@ -162,7 +162,7 @@ func (c *call) disconnect(n *ledger.Network) func([]netip.Addr) error {
 			return nil
 		}
 		if err := link.Unserve(bridge, pooled); err != nil {
-			return fmt.Errorf("routes of %s: %w", c.att, err)
+			return fmt.Errorf("listing the routes of %s: %w", c.att, err)
 		}
 		return nil
 	}

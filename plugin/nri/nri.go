@@ -102,7 +102,7 @@ func (p *Plugin) Run(ctx context.Context) {
 			p.setUp(false)
 			level = slog.LevelWarn
 		}
-		p.Log.Log(ctx, level, "No NRI connection, retrying", "socket", p.Socket, "after", backoff, "err", err)
+		p.Log.Log(ctx, level, "NRI disconnected, retrying", "socket", p.Socket, "after", backoff, "err", err)
 		level = slog.LevelDebug // only the first failure is news
 		select {
 		case <-ctx.Done():
@@ -120,7 +120,7 @@ func (p *Plugin) setUp(up bool) {
 	p.Handler.Connected(up)
 }
 
-var errLost = errors.New("the connection was lost")
+var errLost = errors.New("connection lost")
 
 // connect makes one connection and returns when it is over. Each gets a new stub: a stub whose start failed is
 // unusable.

@@ -494,10 +494,10 @@ func TestARoutedAddressThatCannotWorkIsAClearError(t *testing.T) {
 		`isGateway: false is not valid`: func(conf, _ map[string]any) { conf["isGateway"] = false },
 		`vlan: 7 is not valid`:          func(conf, _ map[string]any) { conf["vlan"] = 7 },
 		`cniVersion: 0.2.0 is too old`:  func(conf, _ map[string]any) { conf["cniVersion"] = "0.2.0" },
-		`ipam.ranges: none of the family of the routed address fd00:50::5`: func(_, ipam map[string]any) {
+		`ipam.ranges: no range of the family of the routed address fd00:50::5`: func(_, ipam map[string]any) {
 			ipam["ranges"] = ipam["ranges"].([]any)[:1]
 		},
-		`ipam.ranges: none of the family of the routed address 10.50.0.5`: func(_, ipam map[string]any) {
+		`ipam.ranges: no range of the family of the routed address 10.50.0.5`: func(_, ipam map[string]any) {
 			delete(ipam, "ranges")
 			ipam["pools"] = []any{}
 		},
