@@ -103,6 +103,7 @@ func (w *world) schedule() {
 		if len(fit) > 0 {
 			p.Node, p.Version = pickOne(w.r, fit), w.version()
 			w.pods.put(key, p)
+			w.bound[p.UID] = p.Node
 			w.logf("pod %s %s is bound to %s", p.Name, p.UID, p.Node)
 		}
 	}

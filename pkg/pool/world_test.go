@@ -39,6 +39,7 @@ type world struct {
 	// asking anybody. lost are pods that ran and were not in the backup, or not their addresses.
 	told, lost map[UID]bool
 	placed     map[placement]bool // which pods were told of which addresses
+	bound      map[UID]string     // the node that each pod was bound to, also in a future that was lost
 	log        []func() string
 	bad        string // what the oracle found
 	scratch    []answering
@@ -211,7 +212,8 @@ var errConflict = errors.New("conflict")
 func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	brokenRules = broken
 	w := &world{t: t, r: r, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
-		lost: map[UID]bool{}, placed: map[placement]bool{}, unseen: map[UID]bool{}, workloads: map[string]*workload{}}
+		lost: map[UID]bool{}, placed: map[placement]bool{}, bound: map[UID]string{}, unseen: map[UID]bool{},
+		workloads: map[string]*workload{}}
 	w.rev = 1
 	w.pools.put("a4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.6.0.0/16",
 		Addresses: []string{"10.6.0.1-10.6.0.4"}}})
@@ -395,8 +397,8 @@ func (w *world) applied(wr Write) error {
 				w.conflicts++
 			}
 		}
-		// After a restore a pod that runs on its node may be known without one: what was decided before is right.
-		if w.liar != nil && !w.told[is.UID] && is.Node != w.liar.name && w.liar.sandboxes[is.UID] == nil &&
+		// After a restore a pod may be known without the node that it was bound to: what was decided before is right.
+		if w.liar != nil && !w.told[is.UID] && is.Node != w.liar.name && w.bound[is.UID] != w.liar.name &&
 			is.Created.After(time.Unix(0, w.epoch).Add(2*Skew)) {
 			w.failf("pod %s %s is ended, on node %q, and no node but %s can have said anything of it", is.Name, is.UID, is.Node,
 				w.liar.name)
