@@ -68,7 +68,8 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 		t.Errorf("there is still a state directory: %v", err)
 	}
 	for _, line := range []string{
-		"msg=Freed network=red addr=192.0.2.2", `msg="Left bound address, it becomes free when its pod ends" network=red addr=192.0.2.3`,
+		"msg=Freed network=red addr=192.0.2.2",
+		`msg="Left bound address, it becomes free when its pod ends" network=red addr=192.0.2.3`,
 		"msg=Freed network=blue addr=198.51.100.2",
 		`msg="Left bound address, it becomes free when its pod ends" network=blue addr=198.51.100.3`,
 	} {

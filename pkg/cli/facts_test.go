@@ -87,7 +87,8 @@ func TestAPodThatIsGoneIsFoundByItsRetainedIP(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	if _, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
-		installation: DefaultNamespace}, "web-7"); err == nil || !strings.Contains(err.Error(), "pod web-7 in namespace default does not exist") {
+		installation: DefaultNamespace}, "web-7"); err == nil ||
+		!strings.Contains(err.Error(), "pod web-7 in namespace default does not exist") {
 		t.Error(err)
 	}
 }

@@ -210,11 +210,13 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 			"10.6.168.101 of pool blue is kept until 2026-01-02T12:05:00Z (5m), on any node.",
 			"IP: 10.6.168.101 of pool blue", "10.6.168.101", "", "node-1"},
 		"not kept": {someFacts(ofPools(aPodIP(podIPFreed))),
-			"10.6.168.101 of pool blue is assigned to it until it is gone.", "IP: any free address. 10.6.168.101 is freed", "", "", "node-1"},
+			"10.6.168.101 of pool blue is assigned to it until it is gone.",
+			"IP: any free address. 10.6.168.101 is freed", "", "", "node-1"},
 		"one in quarantine": {someFacts(ofPools(aPodIP(quarantined))),
 			"in quarantine and not assigned to any pod: two pods have it", "in quarantine", "", "", "node-1"},
 		"in use by another machine": {someFacts(ofPools(aPodIP(conflicting))),
-			"02:00:00:00:00:01: the pod waits until that machine has given it up.", "IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
+			"02:00:00:00:00:01: the pod waits until that machine has given it up.",
+			"IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
 		"one that waits for an operator": {someFacts(ofPools(aPodIP()), held),
 			"is assigned to it on any node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
 		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is assigned to it on any node",
@@ -225,7 +227,8 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 			"has been assigned none: the pod waits for an address: pool blue has no free address",
 			"IP: any free address of its pools, blue.", "", "", ""},
 		"none of a pod that began without": {someFacts(ofPools()),
-			"Nothing: it requests pool addresses (blue) and has been assigned none.", "IP: any free address of its pools", "", "", ""},
+			"Nothing: it requests pool addresses (blue) and has been assigned none.",
+			"IP: any free address of its pools", "", "", ""},
 	} {
 		s := test.facts.story()
 		if promise := strings.Join(s.Promise, "\n"); !strings.Contains(promise, test.promise) {
@@ -318,7 +321,8 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 			t.Errorf("%v, want %q", errs[i], says)
 		}
 	}
-	if err := o.request(t.Context(), c, chosen[0]); err != nil || chosen[0].podIP().Spec.Release != stayputv1alpha1.ReleaseNow {
+	if err := o.request(t.Context(), c, chosen[0]); err != nil ||
+		chosen[0].podIP().Spec.Release != stayputv1alpha1.ReleaseNow {
 		t.Errorf("asked for: %+v, %v", chosen[0].Object, err)
 	}
 	older := aPodIP(named("10.6.168.101", "web-1"))

@@ -153,7 +153,8 @@ func TestAnAddressPublishedAgainIsReleasedWithItsWorkload(t *testing.T) {
 	c := fakeAPI(t, ip, set)
 	r, said := testReleaser(t, c, nothing)
 	key := client.ObjectKeyFromObject(ip)
-	if got := released(t, r, key); got.Spec.Release != "" || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" ||
+	if got := released(t, r, key); got.Spec.Release != "" || got.Spec.Workload == nil ||
+		got.Spec.Workload.UID != "of-web" ||
 		got.Spec.Workload.Kind != "StatefulSet" {
 		t.Fatalf("of a workload that is scaled to zero: %+v, %+v", got.Spec, got.Spec.Workload)
 	}

@@ -30,7 +30,8 @@ func ParseWants(value string) ([]Want, error) {
 			i, wants = len(wants), append(wants, Want{Interface: iface})
 		}
 		if slices.Contains(wants[i].Pools, name) {
-			return nil, fmt.Errorf("%q is not valid: expected each pool once for an interface, but %s comes twice", value, name)
+			return nil, fmt.Errorf("%q is not valid: expected each pool once for an interface, but %s is listed twice",
+				value, name)
 		}
 		wants[i].Pools = append(wants[i].Pools, name)
 	}

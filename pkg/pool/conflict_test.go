@@ -81,7 +81,7 @@ func TestAMachineThatAnswersForAllEmptiesNoPool(t *testing.T) {
 	}
 	if a, plan := place(t, b, ownedPod(301), now); a.IsValid() {
 		t.Errorf("the youngest is first: %s", a)
-	} else if !strings.Contains(plan.Reason, "wait longer") && plan.Reason != "" {
+	} else if !strings.Contains(plan.Reason, "waited longer") && plan.Reason != "" {
 		t.Errorf("%+v", plan)
 	}
 	if a, plan := place(t, b, ownedPod(machineMost+1), now); !a.IsValid() {
@@ -328,7 +328,8 @@ func TestAnAddressThatAnotherPodWasToldIsNotTakenOver(t *testing.T) {
 			next := ownedPod(3)
 			next.Name, next.Identity = first.Name, identity
 			got, plan := place(t, b, next, noon)
-			if got == a || (identity == "") != strings.Contains(plan.Reason, "another pod was given its address "+a.String()) {
+			assigned := "its address " + a.String() + " was assigned to another pod"
+			if got == a || (identity == "") != strings.Contains(plan.Reason, assigned) {
 				t.Errorf("it gets %s: %+v", got, plan)
 			}
 			b.RemovePod(told.UID, true, noon)

@@ -95,7 +95,7 @@ func Fence(s Situation) Finding {
 	case !known && said != "" && s.heldBesides(said) == "":
 		return fenceNode(s, name, said)
 	}
-	return fenceAll(s, fmt.Sprintf("nobody knows on which node pod %s was", name))
+	return fenceAll(s, fmt.Sprintf("the node of pod %s is unknown", name))
 }
 
 // known returns the node that the pod has or had by the cluster, empty if it never had one. Without a pod, and without
@@ -140,7 +140,8 @@ func (s Situation) off(node string) []Check {
 	return []Check{{Off: node}}
 }
 
-const offRemedy = "bring it back or, once it is surely off, delete the Node or taint it " + OutOfService + ":NoExecute"
+const offRemedy = "bring the node back or, once it is certainly off, delete the Node or taint it " + OutOfService +
+	":NoExecute"
 
 // fenceNode is for a pod that was deleted, and was on this node.
 func fenceNode(s Situation, name, node string) Finding {
@@ -151,7 +152,7 @@ func fenceNode(s Situation, name, node string) Finding {
 	case n.off():
 		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
 	case s.answered(node):
-		return Finding{Reason: fmt.Sprintf("node %s says that pod %s is not there", node, name)}
+		return Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", node, name)}
 	case !n.Ready:
 		return Finding{Verdict: Never, Ask: s.Asked == 0,
 			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
@@ -161,8 +162,8 @@ func fenceNode(s Situation, name, node string) Finding {
 	f := Finding{Verdict: Wait, Ask: ask,
 		Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
 	if n.Off {
-		f.Reason += "; its taint " + OutOfService + " does not count, since it is Ready"
-		f.Remedy = "remove the taint, which was forgotten there"
+		f.Reason += "; its taint " + OutOfService + " has no effect while the node is Ready"
+		f.Remedy = "remove the taint, which is left over"
 	}
 	return f
 }
@@ -183,11 +184,11 @@ func (s Situation) answered(node string) bool {
 // run there, or none is to run there any more.
 const muteAfter = 2 * time.Minute
 
-const muteRemedy = "let the agent run there or, if it is not to, label the Node " + AgentLabel + "=" + NoAgent
+const muteRemedy = "run the agent there or, if the node is to have none, label the Node " + AgentLabel + "=" + NoAgent
 
 // leftRemedy is for a node where an agent was, and none is to run now. Pods there may still have addresses: that no
 // agent is wanted is no proof that they do not.
-const leftRemedy = "let the agent run there again until it has answered, " +
+const leftRemedy = "run the agent there again until it has answered, " +
 	"or drain the node, switch it off and delete the Node"
 
 // askedFor reports whether nodes were asked so long ago.
@@ -240,11 +241,11 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 			Remedy: muteRemedy}
 	case left != nil:
 		return Finding{Verdict: Never, Remedy: leftRemedy, Reason: fmt.Sprintf(
-			"%s, and node %s, where no agent is to run any more, has not answered", why, strings.Join(left, ", "))}
+			"%s, and node %s, where the agent is no longer scheduled, has not answered", why, strings.Join(left, ", "))}
 	case silent != nil:
 		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}
 	}
 	checks = append(checks, Check{Among: append(among, "")}) // not nil, also if there are no nodes
-	return Finding{Reason: "every node says that it is not there", If: checks}
+	return Finding{Reason: "every node reports that it does not have the pod", If: checks}
 }

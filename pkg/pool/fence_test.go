@@ -90,7 +90,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			says: "node n1, which is not Ready"},
 		{name: "deleted, its node out of service", phase: Bound, of: "a", nodes: nodes(off), verdict: Yes, looks: 2},
 		{name: "deleted, its node Ready, with a taint that was forgotten", phase: Bound, of: "a", nodes: nodes(forgot),
-			verdict: Wait, ask: true, says: "does not count, since it is Ready", remedy: true},
+			verdict: Wait, ask: true, says: "has no effect while the node is Ready", remedy: true},
 		{name: "nobody knows where, the other node Ready, with a taint that was forgotten", nodes: nodes(ready, forgot),
 			asked: 7, answers: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
 		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
@@ -241,7 +241,8 @@ func TestPodsThatWaitGoOldestFirst(t *testing.T) {
 	}
 	b.RemovePod("u1", true, noon)
 	b.RemovePodIP(netip.MustParseAddr("10.6.0.1"))
-	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() || !strings.Contains(plan.Reason, "1 pod waits longer") {
+	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() ||
+		!strings.Contains(plan.Reason, "1 pod has waited longer") {
 		t.Errorf("a pod was overtaken: %+v", plan)
 	}
 	if a, plan := place(t, b, gatedPod(2), noon); !a.IsValid() {

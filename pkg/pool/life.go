@@ -36,7 +36,7 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 		until = since.Add(k.For)
 		return !now.Before(until), fmt.Sprintf("it is kept for %s", k.For), until
 	}
-	return true, "nobody asked to keep it", time.Time{}
+	return true, "it has no retention", time.Time{}
 }
 
 // Addresses returns all addresses that [Book.Review] may have something to do with. It takes time by their number.
@@ -74,7 +74,8 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	pod := b.pods[p.PodUID]
 	alive := pod != nil && !pod.Ending && !pod.Over
 	if again, wrong := b.corrected(p, now); wrong {
-		return Plan{Reason: fmt.Sprintf("node %s has spoken of pod %s/%s, which is node %s's", p.Node, p.Namespace, p.PodName,
+		return Plan{Reason: fmt.Sprintf("node %s reported the end of pod %s/%s, which is on node %s", p.Node, p.Namespace,
+			p.PodName,
 			again.Node), Writes: []Write{StatusIP{PodIP: again}}}
 	}
 	switch {
@@ -155,7 +156,7 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 			p.Namespace, p.PodName)}
 	case pod.Workload == (Workload{}):
 		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine, or delete pod %s/%s and create it "+
-			"again: nobody else does", p.Namespace, p.PodName)}
+			"again: no controller does", p.Namespace, p.PodName)}
 	}
 	plan := Plan{Reason: why}
 	if p.Quarantine.Reason == "" {

@@ -160,7 +160,7 @@ func parseSpan(text string) (span, error) {
 	case first.Is4() != last.Is4():
 		return span{}, errors.New("a range of one family")
 	case last.Less(first):
-		return span{}, errors.New("a range whose first address is not behind its last")
+		return span{}, errors.New("a range whose first address is not after its last")
 	}
 	return span{first, last}, nil
 }

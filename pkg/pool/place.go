@@ -64,7 +64,8 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 		return Plan{Reason: reason, Remedy: remedy}
 	}
 	if node := b.elsewhere(pod); node != "" {
-		return Plan{Reason: fmt.Sprintf("it runs on node %s since before the API server's data were restored", node),
+		return Plan{Reason: fmt.Sprintf("it has been running on node %s since before the API server's data were restored",
+			node),
 			Writes: []Write{endPod(pod)}}
 	}
 	if pod.Wants == nil && !pod.Gated { // it is here because it was given an address
@@ -206,7 +207,7 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 			case s == nil:
 				return nil, fmt.Sprintf("pool %s does not exist", name)
 			case s.Invalid != nil:
-				return nil, fmt.Sprintf("pool %s gives nothing: %v", name, s.Invalid)
+				return nil, fmt.Sprintf("pool %s is invalid: %v", name, s.Invalid)
 			case s.Range.Subnet.Addr().Is4():
 				v4.pools = append(v4.pools, s)
 			default:
@@ -245,7 +246,7 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 		return c, Plan{}
 	}
 	if pod.Node != "" && pod.Runs.IsValid() {
-		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool has given to it", pod.Runs),
+		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool assigned to it", pod.Runs),
 			Remedy: "take it over (kubectl stayput import spiderpool), or delete the pod", Addrs: []netip.Addr{pod.Runs}}
 	}
 	own := b.own(pod, s)
@@ -260,7 +261,7 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 		case p.Quarantine.Reason != "":
 		case b.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
 			if pod.Identity == "" && !pod.Fresh {
-				return c, Plan{Reason: fmt.Sprintf("another pod was given its address %s, too", p.Addr),
+				return c, Plan{Reason: fmt.Sprintf("its address %s was assigned to another pod, too", p.Addr),
 					Addrs: []netip.Addr{p.Addr}}
 			}
 		case f.Verdict == Yes:
@@ -356,7 +357,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			why = append(why, fmt.Sprintf("pool %s is disabled", st.Name))
 			continue
 		case st.Serves != nil && !st.Serves(pod.Namespaced):
-			why = append(why, fmt.Sprintf("pool %s is not for namespace %s", st.Name, pod.Namespace))
+			why = append(why, fmt.Sprintf("pool %s is not available to namespace %s", st.Name, pod.Namespace))
 			continue
 		case held != "":
 			full = append(full, st.Name)
@@ -367,9 +368,9 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			text := b.empty(st)
 			switch {
 			case ahead == 1:
-				text += ", and 1 pod waits longer"
+				text += ", and 1 pod has waited longer"
 			case ahead > 1:
-				text += fmt.Sprintf(", and %d pods wait longer", ahead)
+				text += fmt.Sprintf(", and %d pods have waited longer", ahead)
 			}
 			why = append(why, text)
 			continue

@@ -164,7 +164,7 @@ func parseIPPools(value string) ([]Want, error) {
 	for i, is := range list {
 		w, err := is.want(only)
 		if err == nil && slices.ContainsFunc(wants, func(o Want) bool { return o.Interface == w.Interface }) {
-			err = fmt.Errorf("expected each interface once, but %s comes twice", w.Interface)
+			err = fmt.Errorf("expected each interface once, but %s is listed twice", w.Interface)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%q: [%d]: %w", value, i, err)
@@ -204,7 +204,7 @@ func decode(text string, into any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something comes behind it")
+		return errors.New("unexpected text after it")
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ func (is *interfacePools) want(iface string) (Want, error) {
 		case !isName(name, 253):
 			return Want{}, fmt.Errorf("%q is not valid: expected the name of a pool", name)
 		case slices.Contains(w.Pools[:i], name):
-			return Want{}, fmt.Errorf("expected each pool once for an interface, but %s comes twice", name)
+			return Want{}, fmt.Errorf("expected each pool once for an interface, but %s is listed twice", name)
 		}
 	}
 	return w, nil

@@ -74,7 +74,7 @@ func (w HoldPool) conditions() []Check  { return w.If }
 func (w WriteRoll) conditions() []Check { return w.If }
 
 // ErrStale is the error of a write whose conditions are not met: what it was decided on no longer holds.
-var ErrStale = errors.New("decided on what is not so any more")
+var ErrStale = errors.New("decided on outdated state")
 
 // Live reads past all caches.
 type Live interface {

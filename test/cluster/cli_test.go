@@ -239,7 +239,9 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":null}}`)
 	waits := make(chan said)
 	go func() { waits <- stayput(t, c, ns, "release", "web-0", "--yes") }()
-	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release != "" })
+	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool {
+		return r.Spec.Release != ""
+	})
 	kubectl(t, c, "delete", "retip", "web-0.node-1", "-n", ns)
 	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "unknown whether the address is free") || s.out != "" {
 		t.Errorf("with the object gone and no agent: %+v", s)

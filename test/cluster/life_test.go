@@ -45,7 +45,8 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 				out, err := c.Uninstall(testContext(t))
 				t.Log(out)
 				must.Do(t, err)
-				if want := "no agent is running on these nodes, which keep their promises: " + n.Name; !strings.Contains(out, want) {
+				want := "no agent is running on these nodes, which keep their promises: " + n.Name
+				if !strings.Contains(out, want) {
 					t.Errorf("Helm does not say %q", want)
 				}
 				if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {

@@ -159,7 +159,8 @@ func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
 	was := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
 	kubectl(t, c, "delete", "retainedip", was.Name, "-n", ns)
 	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "published again, with its workload", func(r *v1alpha1.RetainedIP) bool {
-		return r.UID != was.UID && retained(r) && r.Spec.Release == "" && r.Spec.Workload != nil && r.Spec.Workload.Name == "web"
+		return r.UID != was.UID && retained(r) && r.Spec.Release == "" && r.Spec.Workload != nil &&
+			r.Spec.Workload.Name == "web"
 	})
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	freedOrKept(t, c, ns, []*corev1.Pod{pod}, false)

@@ -309,15 +309,15 @@ var cases = map[string]alertCase{
 		fires: []string{heldAge + `operator="true"} = 0+60x30`, heldAge + `operator="false"} = 0x30`},
 		quiet: []string{heldAge + `operator="true"} = 0+60x9 0x20`, heldAge + `operator="false"} = 0+60x9 0x20`},
 		after: "20m", labels: map[string]string{"operator": "true"},
-		says: "For 20m 0s nothing has proved that a deleted pod is gone from its node, so that nobody gets its address. " +
+		says: "For 20m 0s nothing has proved that a deleted pod is gone from its node, so that no pod gets its address. " +
 			"That only an operator can end it: true.",
 	},
 	"StayputAddressesQuarantined": {
 		fires: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x20`},
 		quiet: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x5 0x20`},
 		after: "12m",
-		says: "2 addresses of pools have been in quarantine for 10 minutes: two pods say that they have them, or another " +
-			"machine on the link has.",
+		says: "2 addresses of pools have been in quarantine for 10 minutes: two pods use the same address, or another " +
+			"machine on the link uses it.",
 	},
 	"StayputPoolsRecalling": {
 		fires: []string{`stayput_controller_pool_recalling{instance="controller-1"} = 1x20`},
@@ -329,15 +329,15 @@ var cases = map[string]alertCase{
 		quiet: []string{`stayput_agent_pool_answer_owed{instance="node-1"} = 1x3 0x20`},
 		after: "7m", labels: on(),
 		says: "For 5 minutes, stayput-agent on node-1 has not answered what all nodes are asked about addresses of pools. " +
-			"Somebody may wait for it.",
+			"Pods may wait for it.",
 	},
 	"StayputPodEndsUnproven": {
 		fires: []string{`stayput_agent_pool_oldest_unproven_pod_age_seconds{instance="node-1"} = 0+60x30`},
 		quiet: []string{`stayput_agent_pool_oldest_unproven_pod_age_seconds{instance="node-1"} = 0+60x9 0x20`,
 			`stayput_agent_pool_unproven_pods{instance="node-1"} = 7x30`},
 		after: "20m", labels: on(),
-		says: "20m 0s after a pod has ended, stayput-agent on node-1 cannot say that nothing of it is left. Nobody gets " +
-			"its address.",
+		says: "20m 0s after a pod has ended, stayput-agent on node-1 cannot confirm that nothing of it is left. No pod " +
+			"gets its address.",
 	},
 	"StayputPoolWorkFails": {
 		fires: []string{`stayput_agent_pool_failures_total{instance="node-1",part="pod"} = 0+1x40`},

@@ -18,8 +18,8 @@ import (
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
-// listing is whether all pods of the node are known, since the epoch that the PodIPAudit asks for was begun. Its methods
-// may be called with any lock held.
+// listing is whether all pods of the node are known, since the epoch that the PodIPAudit asks for was begun. Its
+// methods may be called with any lock held.
 type listing struct {
 	mu       sync.Mutex
 	complete bool

@@ -29,7 +29,7 @@ func (s sink) Patch(_ context.Context, e *eventsv1.Event, _ []byte) (*eventsv1.E
 }
 
 func TestAnotherReasonReachesTheAPIServer(t *testing.T) {
-	const full, disabled = "pool blue has no free address, of 3, and 1 pod waits longer", "pool blue is disabled"
+	const full, disabled = "pool blue has no free address, of 3, and 1 pod has waited longer", "pool blue is disabled"
 	for name, c := range map[string]struct {
 		notes []string
 		want  int

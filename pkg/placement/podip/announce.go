@@ -52,7 +52,7 @@ func (c *announcer) announces(ctx context.Context) {
 		}
 		err = errors.Join(err, c.tell(ctx, are))
 		if none = are == (has{}) && err == nil; err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "Cannot tell the agents whether there are pools")
+			log.FromContext(ctx).Error(err, "Cannot announce whether the cluster has pools")
 			time.AfterFunc(time.Second, c.announce)
 		}
 	}
@@ -82,7 +82,7 @@ func (c *announcer) readGuard(ctx context.Context) error {
 	c.guard = guard
 	c.mu.Unlock()
 	if was != "" && missing != nil {
-		log.FromContext(ctx).Error(missing, "Nothing guards the addresses of pods: agents confirm those of each pod",
+		log.FromContext(ctx).Error(missing, "No policy guards pod addresses: agents confirm those of each pod",
 			"policy", stayputv1alpha1.PolicyAddresses)
 	}
 	return nil

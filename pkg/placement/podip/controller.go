@@ -240,7 +240,7 @@ func (c *Controller) recall(ctx context.Context, s *session) error {
 	plan := s.book.Recall(at)
 	c.mu.Unlock()
 	if plan.Reason != "" && s.firstOf(kindRoll, plan.Reason) {
-		log.FromContext(ctx).Info("Giving no addresses of pools", "reason", plan.Reason, "remedy", plan.Remedy)
+		log.FromContext(ctx).Info("Assigning no pool addresses", "reason", plan.Reason, "remedy", plan.Remedy)
 	}
 	if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
 		return err

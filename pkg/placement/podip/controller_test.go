@@ -1563,7 +1563,9 @@ func TestPoolsSayWhatIsWrongWithThem(t *testing.T) {
 	node := hometest.Node("node-1", "a", func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.6.100.0/24"} })
 	a := newAPI(t, node, aPool("blue", "10.6.168.101-10.6.168.110"), aPool("green", "10.6.168.110-10.6.168.120"),
 		aPool("nodes", "10.6.100.7"), aPool("wrong", "10.7.0.1"),
-		aPool("off", "10.6.1.1", func(o *stayputv1alpha1.PodIPPool) { o.Spec.Allocation = stayputv1alpha1.AllocationDisabled }))
+		aPool("off", "10.6.1.1", func(o *stayputv1alpha1.PodIPPool) {
+			o.Spec.Allocation = stayputv1alpha1.AllocationDisabled
+		}))
 	c := control(t, a)
 	c.works()
 	var list stayputv1alpha1.PodIPPoolList
@@ -1686,7 +1688,7 @@ func TestAPoolGivesNothingToAPodThatIsOnANodeOutsideIt(t *testing.T) {
 	_, has := a.pod(t, "outside")
 	notes := c.notes()
 	if has != nil || len(a.ips(t)) != 1 || !slices.ContainsFunc(notes, func(n string) bool {
-		return strings.Contains(n, "pool blue is not for node node-1, on which it is")
+		return strings.Contains(n, "pool blue is not available on node node-1, where the pod runs")
 	}) {
 		t.Errorf("the pod on node-1 has %v of %v: %q", has, a.ips(t), notes)
 	}

@@ -76,7 +76,7 @@ func (c *follower) Start(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		log.FromContext(ctx).Info("Beginning a new book of pools", "reason", fmt.Sprint(err))
+		log.FromContext(ctx).Info("Listing pools, their addresses and pods again", "reason", fmt.Sprint(err))
 		if !errors.Is(err, errStale) {
 			select {
 			case <-ctx.Done():
@@ -108,7 +108,7 @@ func (c *follower) look(ctx context.Context) support {
 		c.served = off
 		c.answerLocked()
 	default: // also if the API server does not serve RetainedIPs either, as right after its start
-		log.FromContext(ctx).Error(err, "Cannot find out whether there are pools")
+		log.FromContext(ctx).Error(err, "Cannot determine whether the cluster has pools")
 	}
 	return c.served
 }

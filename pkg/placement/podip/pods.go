@@ -169,9 +169,9 @@ func (c *Claimer) lacking() string {
 	defer c.mu.Unlock()
 	switch c.served {
 	case off:
-		return "it asks for addresses of pools, but the cluster has no PodIPPools: install stayput with pools.enabled"
+		return "it requests pool addresses, but the cluster has no PodIPPools: install stayput with pools.enabled"
 	case idle:
-		return "it asks for addresses of pools, but there is no PodIPPool"
+		return "it requests pool addresses, but there is no PodIPPool"
 	}
 	return ""
 }
@@ -291,7 +291,7 @@ func (c *Claimer) sayClamped(pod *corev1.Pod) {
 	asked, _, err := retention.Parse(pod.Annotations)
 	if given, clamped := asked.Clamp(c.longest); err == nil && clamped && !asked.WhileOwned {
 		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
-			"retention %s is longer than the longest, %s", asked.Duration(), given.Duration())
+			"retention %s exceeds the maximum, %s", asked.Duration(), given.Duration())
 	}
 }
 
@@ -355,7 +355,7 @@ func (c *Claimer) outside(ctx context.Context, plan pool.Plan, name string) (str
 			return "", err
 		}
 		if !selects.Matches(labels.Set(node.Labels)) {
-			return fmt.Sprintf("pool %s is not for node %s, on which it is", a.Pool, name), nil
+			return fmt.Sprintf("pool %s is not available on node %s, where the pod runs", a.Pool, name), nil
 		}
 	}
 	return "", nil

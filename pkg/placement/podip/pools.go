@@ -185,13 +185,13 @@ func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.P
 	o = o.DeepCopy()
 	switch {
 	case is.Invalid != nil:
-		c.sayOfSpider(s, o, "it gives no addresses: "+is.Invalid.Error())
+		c.sayOfSpider(s, o, "it assigns no addresses: "+is.Invalid.Error())
 	case held != "":
 		c.sayOfSpider(s, o, held)
 	case len(overlaps) > 0:
 		c.sayOfSpider(s, o, "it shares addresses with "+strings.Join(overlaps, ", "))
 	case o.Spec.Default != nil && *o.Spec.Default:
-		c.sayOfSpider(s, o, "spec.default is not supported: only pods that ask for it get its addresses")
+		c.sayOfSpider(s, o, "spec.default is not supported: only pods that request it get its addresses")
 	}
 	total, used := most(count.Total), most(count.Used+count.OutOfRange)
 	if was := o.Status; was.TotalIPCount != nil && *was.TotalIPCount == total && was.AllocatedIPCount != nil &&
@@ -230,7 +230,7 @@ func (c *Controller) finalizeReplaced(ctx context.Context, s *session, name stri
 		return nil
 	}
 	o = o.DeepCopy()
-	c.sayOfSpider(s, o, "it gives no addresses: there is a PodIPPool of the same name, which counts")
+	c.sayOfSpider(s, o, "it assigns no addresses: there is a PodIPPool of the same name, which takes precedence")
 	if !controllerutil.ContainsFinalizer(o, stayputv1alpha1.FinalizerInUse) {
 		return nil
 	}

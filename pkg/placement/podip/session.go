@@ -45,8 +45,8 @@ type session struct {
 }
 
 // errStale ends a session.
-var errStale = errors.New("the API server's data were restored, or every node has said what was lost, or other words " +
-	"count: beginning again")
+var errStale = errors.New("the API server's data were restored, or all nodes have answered, or other reports count: " +
+	"listing everything again")
 
 func (s *session) setRoll(r pool.Roll) {
 	s.c.mu.Lock()

@@ -34,7 +34,7 @@ func (c *follower) lookForSpiderpool(ctx context.Context) {
 		case err == nil:
 			c.setWords(is)
 		case ctx.Err() == nil:
-			log.FromContext(ctx).Error(err, "Cannot find out whether Spiderpool's annotations count")
+			log.FromContext(ctx).Error(err, "Cannot determine whether Spiderpool's annotations apply")
 			pause = time.Second
 		}
 		select {
@@ -81,7 +81,7 @@ func adapt(o *spiderpoolv2beta1.SpiderIPPool) *stayputv1alpha1.PodIPPool {
 // unserved says why a SpiderIPPool gives no addresses, nil if it does.
 func unserved(o *spiderpoolv2beta1.SpiderIPPool) error {
 	if o.GivenBySpiderpool() {
-		return errors.New("Spiderpool has given addresses of it: take them over with kubectl stayput import spiderpool")
+		return errors.New("Spiderpool has assigned addresses of it: take them over with kubectl stayput import spiderpool")
 	}
 	_, err := o.PodIPPoolSpec()
 	return err

@@ -193,7 +193,7 @@ func TestASpiderIPPoolThatCannotBeHonouredGivesNothingAndSaysWhy(t *testing.T) {
 		`spec.ips[0]: "web" is not valid: expected`:  {change: func(o theirs) { o.Spec.IPs = []string{"web"} }},
 		`spec.excludeIPs[0]: "web" is not valid`:     {change: func(o theirs) { o.Spec.ExcludeIPs = []string{"web"} }},
 		`spec.gateway: "10.7.0.1" is not valid`:      {change: func(o theirs) { o.Spec.Gateway = &foreign }},
-		"Spiderpool has given addresses of it":       {change: func(o theirs) { o.Status.AllocatedIPs = &given }},
+		"Spiderpool has assigned addresses of it":    {change: func(o theirs) { o.Status.AllocatedIPs = &given }},
 		"spec.default is not supported":              {change: func(o theirs) { o.Spec.Default = &yes }, gives: true},
 		"there is a PodIPPool of the same name":      {gives: true},
 		"it shares addresses with pool another-pool": {gives: true},
@@ -224,7 +224,7 @@ func TestASpiderIPPoolThatCannotBeHonouredGivesNothingAndSaysWhy(t *testing.T) {
 			t.Errorf("%s: said %q", says, notes)
 		}
 		if !test.gives && !slices.ContainsFunc(notes, func(n string) bool {
-			return strings.Contains(n, home.ReasonAddressWait) && strings.Contains(n, "pool theirs gives nothing: ")
+			return strings.Contains(n, home.ReasonAddressWait) && strings.Contains(n, "pool theirs is invalid: ")
 		}) {
 			t.Errorf("%s: the pod is told %q", says, notes)
 		}

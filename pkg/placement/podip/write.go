@@ -116,7 +116,7 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 		}
 		s.setRoll(r)
 	default:
-		return fmt.Errorf("a write of type %T", w)
+		return fmt.Errorf("unknown type of write %T", w)
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ type SpiderIPPoolSpec struct {
 	// +kubebuilder:default=false
 	Default *bool `json:"default,omitempty"`
 
-	// disable: nobody gets an address who has none.
+	// disable: no pod gets a new address.
 	// +optional
 	// +kubebuilder:default=false
 	Disable *bool `json:"disable,omitempty"`
@@ -126,7 +126,7 @@ type SpiderIPPoolStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	TotalIPCount *int64 `json:"totalIPCount,omitempty"`
 
-	// allocatedIPCount is how many of them are somebody's.
+	// allocatedIPCount is how many of them are in use.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	AllocatedIPCount *int64 `json:"allocatedIPCount,omitempty"`
