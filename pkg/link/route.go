@@ -36,11 +36,34 @@ func Serve(bridge string, addrs []netip.Addr) error {
 	for _, a := range addrs {
 		for _, flags := range []uint8{0, unix.NTF_PROXY} {
 			if err := c.forget(index, a, flags); err != nil {
-				return fmt.Errorf("adding the neighbour %s on %s: %w", a, bridge, err)
+				return fmt.Errorf("deleting the neighbour %s on %s: %w", a, bridge, err)
 			}
 		}
 		if err := c.add(index, a, ProtocolPod); err != nil {
 			return fmt.Errorf("adding the route to %s on %s: %w", a, bridge, err)
+		}
+	}
+	return nil
+}
+
+// Forget removes what the caller's namespace knows of the last owner of addresses behind a bridge: for 30 to 70 s it would
+// send to the old one's link-layer address. Without the bridge, or an entry, there is nothing to do.
+func Forget(bridge string, addrs []netip.Addr) error {
+	c, err := dial()
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	index, err := c.index(bridge)
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		if err := c.forget(index, a, 0); err != nil {
+			return fmt.Errorf("deleting the neighbour %s on %s: %w", a, bridge, err)
 		}
 	}
 	return nil

@@ -142,6 +142,7 @@ func TestAServedAddressIsOnItsBridgeAlone(t *testing.T) {
 	const here = "10.50.0.5 proto 84 dev cni0\nfd00:50::5 proto 84 dev cni0"
 	serve := func() error { return link.Serve("cni0", served) }
 	unserve := func() error { return link.Unserve("cni0", served) }
+	forget := func() error { return link.Forget("cni0", served) }
 	stale := func(t *testing.T, netns string) {
 		nodetest.In(t, netns, func() error {
 			cni0, err := netlink.LinkByName("cni0")
@@ -189,6 +190,11 @@ func TestAServedAddressIsOnItsBridgeAlone(t *testing.T) {
 			[]func() error{func() error { return link.Yield(served) }}, ""},
 		{"ptp's turn, nobody could be reached", func(t *testing.T, ns string) { away(t, ns, true) },
 			[]func() error{func() error { return link.Yield(served) }}, ""},
+		{"neighbours are forgotten", stale, []func() error{forget, forget},
+			"10.50.0.5 neighbour on cni0, proxy true\nfd00:50::5 neighbour on cni0, proxy true"},
+		{"nothing is there to forget", nil, []func() error{forget}, ""},
+		{"the bridge to forget them on is gone", nil,
+			[]func() error{func() error { return link.Forget("none", served) }}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns := node(t)

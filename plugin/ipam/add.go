@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/link"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/pkg/spool"
 )
@@ -47,9 +49,25 @@ func (c *call) add() *Error {
 	if err := a.deliver(); err != nil {
 		return err
 	}
-	// 5. Count, answer, report.
+	// 5. Have the node look for the pod, not for its predecessor.
+	if a.way == nil && (r.Restored || len(a.pool.addrs) > 0) {
+		a.forget(r.Addrs)
+	}
+	// 6. Count, answer, report.
 	a.finish(r)
 	return nil
+}
+
+// forget deletes the node's neighbour entries of addresses that another interface had: without the agent, kubelet's
+// probes would fail until they expire. An error costs the pod no more than that.
+func (a *addition) forget(addrs []netip.Addr) {
+	bridge, err := a.conf.Bridge()
+	if err == nil {
+		err = link.Forget(bridge, addrs)
+	}
+	if err != nil {
+		fmt.Fprintf(a.Stderr, "stayput: ADD %s: %v\n", a.att, err)
+	}
 }
 
 // read reads configuration, CNI_ARGS, CNI_NETNS and resolv.conf.

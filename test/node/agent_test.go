@@ -119,10 +119,17 @@ func TestOnlyLeakedAddressesAreReclaimed(t *testing.T) {
 
 // Peers would use the old pod's link-layer address for half a minute, and here for an hour: only the agent's
 // announcement can correct them.
-func TestPeersReachARestoredPodAtOnce(t *testing.T) {
+func TestPeersReachARestoredPodAtOnce(t *testing.T) { reachRestored(t, true) }
+
+// Kubelet probes from the node. It does not wait for an agent.
+func TestTheNodeReachesARestoredPodAtOnceWithoutAnAgent(t *testing.T) { reachRestored(t, false) }
+
+func reachRestored(t *testing.T, agent bool) {
 	t.Parallel()
 	n := startStayput(t, network("10.88.0.0/24", "fd00:88::/64"))
-	startAgent(t, n)
+	if agent {
+		startAgent(t, n)
+	}
 	peer := runPod(t, n, other(1)) // it also keeps the bridge's carrier
 	pod := runPod(t, n, web(0))
 	const long = `for f in /proc/sys/net/ipv[46]/neigh/*/base_reachable_time_ms; do echo 3600000 >$f; done`
@@ -138,6 +145,9 @@ func TestPeersReachARestoredPodAtOnce(t *testing.T) {
 			a, err := n.Get(ctx, ip)
 			if err != nil || a.Name != p.Name {
 				t.Fatalf("the node does not reach %s: %v, %v", ip, a, err)
+			}
+			if !agent {
+				continue
 			}
 			a, err = n.GetFrom(ctx, peer, ip)
 			if err != nil || a.Name != p.Name {
