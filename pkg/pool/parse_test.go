@@ -90,7 +90,7 @@ func TestABadFieldIsNamedWithWhatWasExpected(t *testing.T) {
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.7.0.1"}},
 			`spec.addresses[0]: "10.7.0.1" is not valid: expected addresses in spec.subnet, 10.6.0.0/16`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.9-10.6.0.1"}},
-			`first address is not behind its last`},
+			`first address is not after its last`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.9-fd00::1"}}, `a range of one family`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1/24"}}, `spec.addresses[0]: "10.6.0.1/24"`},
 		{Spec{Mode: L2, Subnet: "fd00::/64", Addresses: []string{"fd00::1%eth0"}}, `spec.addresses[0]: "fd00::1%eth0"`},

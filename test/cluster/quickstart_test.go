@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -61,7 +62,10 @@ func TestTheQuickStartOfPools(t *testing.T) {
 	apply(t, c, ns, yaml[0])
 	deploy(t, c, ns, lab.Workload{Name: "web", Unprobed: true})
 	kubectl(t, c, "patch", "statefulset", "web", "--type=merge", "--patch="+yaml[1])
-	kubectl(t, c, "scale", "statefulset", "web", "--replicas=2")
+	for replicas := 1; replicas <= 2; replicas++ { // one after the other, as a StatefulSet does by default
+		kubectl(t, c, "scale", "statefulset", "web", fmt.Sprint("--replicas=", replicas))
+		places(t, c, ns, "web", replicas, nil)
+	}
 	pods := places(t, c, ns, "web", 2, nil)
 	holdTheirAddresses(t, c, pods)
 
