@@ -46,8 +46,8 @@ func Serve(bridge string, addrs []netip.Addr) error {
 	return nil
 }
 
-// Forget removes what the caller's namespace knows of the last owner of addresses behind a bridge: for 30 to 70 s it would
-// send to the old one's link-layer address. Without the bridge, or an entry, there is nothing to do.
+// Forget removes what the caller's namespace knows of the last owner of addresses behind a bridge: for 30 to 70 s it
+// would send to the old one's link-layer address. Without the bridge, or an entry, there is nothing to do.
 func Forget(bridge string, addrs []netip.Addr) error {
 	c, err := dial()
 	if err != nil {
