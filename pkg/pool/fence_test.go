@@ -846,12 +846,14 @@ type one struct {
 	node  *Node
 	nodes []string
 	roll  Roll
+	seen  Roll
 	err   error
 }
 
 func (o one) Pod(context.Context, string, string) (*Pod, error) { return o.pod, o.err }
 func (o one) Node(context.Context, string) (*Node, error)       { return o.node, o.err }
 func (o one) Nodes(context.Context) ([]string, error)           { return o.nodes, o.err }
+func (o one) Seen() Roll                                        { return o.seen }
 func (o one) Roll(context.Context) (Roll, error)                { return o.roll, o.err }
 func (o one) Now() time.Time                                    { return noon }
 
@@ -887,6 +889,10 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 			one{roll: Roll{Version: "2", Mark: noon.Add(-61 * time.Second), Term: 7, Marks: 4}}, ErrStale},
 		{"the mark was set less often than is known", Check{Since: known},
 			one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 2}}, ErrStale},
+		{"the mark was set meanwhile", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 5},
+			seen: Roll{Mark: noon, Term: 7, Marks: 5}}, nil},
+		{"the mark was set meanwhile, and is forgotten", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon,
+			Term: 7, Marks: 4}, seen: Roll{Mark: noon, Term: 7, Marks: 5}}, ErrStale},
 		{"the mark is of the future", Check{Since: known},
 			one{roll: Roll{Version: "2", Mark: noon.Add(MarkEvery + 1), Term: 7, Marks: 4}}, ErrStale},
 		{"there is no mark", Check{Since: &Roll{}}, one{roll: Roll{Mark: noon}}, ErrStale},

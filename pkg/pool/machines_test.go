@@ -1333,4 +1333,4 @@ func (w *world) mustWait(p Pod) bool {
 	return false
 }
 
-var _ Live = (*world)(nil)
+var _ Live = live{}

@@ -277,7 +277,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // TestAnAnswerBarsWhatWasAskedForAndIsNotHere; that a mark of the future counts as lost,
 // TestARestoreIsNoticedThoughAClockWasWrong; that an agent speaks of no other node's pods, which a controller that
 // knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
-// before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; the other rules without a seed,
+// before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was told
+// is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {
@@ -339,7 +340,8 @@ var ruleNames = map[rule]struct {
 	unusedIsFreed:        {"unusedIsFreed", 1, nothingMore},
 	surplusIsFreed:       {"surplusIsFreed", 199, nothingMore},
 	adoptedIsOwn:         {"adoptedIsOwn", 0, nothingMore},
-	toldIsTaken:          {"toldIsTaken", 41000429, hastyRestores},
+	newestMarkCounts:     {"newestMarkCounts", 60527209, hastyRestores},
+	toldIsTaken:          {"toldIsTaken", 0, hastyRestores},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

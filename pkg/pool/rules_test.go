@@ -52,6 +52,7 @@ const (
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
 	surplusIsFreed                   // nor one that no pod was told of
 	adoptedIsOwn                     // but for one that its pod had before
+	newestMarkCounts                 // a pod is told of nothing that was claimed before a restore
 	toldIsTaken                      // an address is not taken over that another pod was told
 	rulesEnd
 )
@@ -131,6 +132,7 @@ var broke = []struct{ file, is, becomes string }{
 	{"place.go", `			Held: true,
 `, `			Held: !broken(finalizerHolds),
 `},
+	{"write.go", `is.older(live.Seen()) ||`, `is.older(live.Seen()) && !broken(newestMarkCounts) ||`},
 	// This rule is a second defence against what another one prevents: without that, it is broken, too.
 	{"place.go", `case b.toldTo(p.Addr, p.PodUID):`,
 		`case b.toldTo(p.Addr, p.PodUID) && !broken(toldIsTaken) && !broken(podIsLookedUp):`},

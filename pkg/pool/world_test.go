@@ -614,6 +614,14 @@ func (w *world) nodeOf(uid UID) string {
 	return ""
 }
 
+// live is the API server to a controller with a Book.
+type live struct {
+	*world
+	book *Book
+}
+
+func (l live) Seen() Roll { return l.book.roll }
+
 // Controllers.
 
 // start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
@@ -661,8 +669,11 @@ func (w *world) relist(c *controller, kind int) {
 	case 2:
 		exist := map[UID]bool{}
 		for _, key := range w.pods.keys() {
-			exist[w.pods.objs[key].UID] = true
-			b.SetPod(w.pods.objs[key])
+			is := w.pods.objs[key]
+			exist[is.UID] = true
+			if was := b.pods[is.UID]; was == nil || !placed(was, &is) {
+				b.SetPod(is)
+			}
 		}
 		for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
 			if !exist[uid] {
@@ -703,6 +714,9 @@ func (w *world) poolOf(name string) Pool {
 	}
 	return p
 }
+
+// placed reports whether a controller knows that it has placed a pod which its watch shows as it was before.
+func placed(was, is *Pod) bool { return was.Version == is.Version && was.Has != nil && !was.Gated }
 
 // watch brings the next events of a kind to a controller; each kind lags behind by itself.
 func (w *world) watch(c *controller, kind, most int) {
@@ -754,7 +768,9 @@ func (w *world) watch(c *controller, kind, most int) {
 				return
 			}
 			if e.obj != nil {
-				b.SetPod(*e.obj)
+				if was := b.pods[e.obj.UID]; was == nil || !placed(was, e.obj) {
+					b.SetPod(*e.obj)
+				}
 			} else {
 				for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
 					if b.pods[uid].Name == e.key {
@@ -928,7 +944,7 @@ func podIPOf(wr Write) (a netip.Addr, ok bool) {
 func (w *world) work(c *controller, i int) {
 	j := c.jobs[i]
 	wr := j.writes[0]
-	err := Holds(context.Background(), wr, w)
+	err := Holds(context.Background(), wr, live{w, c.book})
 	if err == nil {
 		w.sent = j.at
 		err = w.send(c.name, wr)
@@ -952,6 +968,12 @@ func (w *world) work(c *controller, i int) {
 	case UpdateIP:
 		if is, ok := w.ips.objs[wr.PodIP.Addr.String()]; ok && is.UID == wr.PodIP.UID {
 			c.book.SetPodIP(is)
+		}
+	case PlacePod:
+		if known := c.book.pods[wr.UID]; known != nil && known.Version == wr.Version {
+			is := *known
+			is.Gated, is.Has = false, wr.Addresses
+			c.book.SetPod(is)
 		}
 	case WriteRoll:
 		c.book.SetRoll(w.roll)

@@ -86,6 +86,8 @@ type Live interface {
 	Nodes(ctx context.Context) ([]string, error)
 	// Roll returns what nodes are asked; without a Version there is none.
 	Roll(ctx context.Context) (Roll, error)
+	// Seen returns the newest roll that this controller has read or written, for it may be newer than that of a plan.
+	Seen() Roll
 	Now() time.Time
 }
 
@@ -99,7 +101,8 @@ type Check struct {
 	Off string
 	// Among are nodes besides which there must be no other.
 	Among []string
-	// Since is the roll that was known: the API server must not have forgotten anything since.
+	// Since is the roll that was known: the API server must not have forgotten anything since, nor anything that this
+	// controller has seen.
 	Since *Roll
 }
 
@@ -160,7 +163,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is.lost(*c.Since, live.Now()) || is.Term != c.Since.Term || is.Recalling {
+		if is.lost(*c.Since, live.Now()) || is.older(live.Seen()) || is.Term != c.Since.Term || is.Recalling {
 			return fmt.Errorf("the API server's data were restored: %w", ErrStale)
 		}
 	}

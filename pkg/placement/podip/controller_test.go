@@ -43,6 +43,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/test/must"
 )
 
 // api stands for the API server. It notes the writes, and can fail them.
@@ -1400,8 +1401,11 @@ func TestAPlanThatTookTooLongIsDropped(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := c.Reconcile(t.Context(), podKey("uid-web-0")); err != nil {
+	if _, err := c.place("web-0"); err != nil {
 		t.Fatal(err)
+	}
+	if !slices.Contains(a.writes, "create PodIP 10.6.168.101") {
+		t.Fatalf("it is not begun: %q", a.writes)
 	}
 	if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
 		t.Error("it is carried out to its end")
@@ -1409,6 +1413,40 @@ func TestAPlanThatTookTooLongIsDropped(t *testing.T) {
 	a.before = nil
 	c.works()
 	a.consistent(t)
+}
+
+// The plan is from before the mark was set, and so may the backup be: what the controller has seen since tells.
+func TestAPodIsNotToldOfAnAddressThatARestoreTookBack(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.looks()
+	a.before = func(write string) error {
+		if !strings.HasPrefix(write, "create PodIP") {
+			return nil
+		}
+		a.before = nil
+		var backup, is stayputv1alpha1.PodIPAudit
+		name := types.NamespacedName{Name: stayputv1alpha1.PodIPAuditName}
+		must.Do(t, a.Get(t.Context(), name, &backup))
+		a.now = a.now.Add(pool.MarkEvery)
+		must.Do(t, c.follower.mark(t.Context(), c.session))
+		a.now = a.now.Add(-pool.MarkEvery)
+		must.Do(t, a.Get(t.Context(), name, &is))
+		if is.Spec.Marks == backup.Spec.Marks {
+			t.Fatal("no mark is set: this shows nothing")
+		}
+		is.Spec = backup.Spec
+		return a.Update(t.Context(), &is)
+	}
+	if _, err := c.place("web-0"); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(a.writes, "create PodIP 10.6.168.101") {
+		t.Fatalf("it is not begun: %q", a.writes)
+	}
+	if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
+		t.Error("it is told of it")
+	}
 }
 
 func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {

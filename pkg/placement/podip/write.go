@@ -48,7 +48,7 @@ func (c *writer) carryOut(ctx context.Context, s *session, plan pool.Plan, at ti
 			err = errExpired
 		}
 		if err == nil {
-			err = pool.Holds(ctx, w, past{c})
+			err = pool.Holds(ctx, w, past{c, s})
 		}
 		if err == nil {
 			err = c.write(ctx, s, w, plan.Reason, pod, to)
@@ -360,7 +360,16 @@ func conflict(resource, name string) error {
 }
 
 // past reads past the caches.
-type past struct{ c *writer }
+type past struct {
+	c *writer
+	s *session
+}
+
+func (p past) Seen() pool.Roll {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.s.book.Roll()
+}
 
 func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
 	o := &corev1.Pod{}
