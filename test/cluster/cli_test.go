@@ -487,7 +487,8 @@ func TestWhyKnowsADeletedPod(t *testing.T) {
 	if s := story(t, c, ns, "web-0"); !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "No known workload") {
 		t.Errorf("without its workload: %+v", s.IfDeleted)
 	}
-	if s := anywhere(t, c, "why", "web-1", "-n", ns); s.code != 1 || !strings.Contains(s.err, "there is no pod web-1") {
+	if s := anywhere(t, c, "why", "web-1", "-n", ns); s.code != 1 ||
+		!strings.Contains(s.err, "pod web-1 in namespace "+ns+" does not exist") {
 		t.Errorf("an unknown pod: %+v", s)
 	}
 }

@@ -279,7 +279,7 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 		r, code = checked(t, c, "node-1")
 		return code == 0
 	})
-	if s := anywhere(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `no node "node-9"`) {
+	if s := anywhere(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `node "node-9" does not exist`) {
 		t.Errorf("a node that does not exist: %+v", s)
 	}
 }

@@ -309,7 +309,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	says("why", works(t, c, ns, "why", "web-0"), "stayput.io/pools: blue",
 		addr+" of pool blue is assigned to it on any node", "PodIP "+addr+": Bound", "Node: any node that its pools select",
 		"IP: "+addr+" of pool blue")
-	says("node", works(t, c, ns, "node", node), "Addresses of pools", addr, ns+"/web-0")
+	says("node", works(t, c, ns, "node", node), "Pool addresses", addr, ns+"/web-0")
 	says("check", works(t, c, ns, "check", "--verbose"), "all admission policies are in place",
 		"pools: 1 pool, 2 of 10 addresses in use or kept")
 

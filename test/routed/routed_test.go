@@ -504,7 +504,7 @@ func TestARoutedAddressThatCannotWorkIsAClearError(t *testing.T) {
 		`ipam.routes[0].gw: 10.244.2.9 is not on the link`: func(_, ipam map[string]any) {
 			ipam["routes"] = []any{map[string]any{"dst": "10.9.0.0/16", "gw": "10.244.2.9"}}
 		},
-		`type: ptp cannot route 10.50.0.5 by the gateway 192.168.2.1`: func(conf, ipam map[string]any) {
+		`type: ptp cannot route 10.50.0.5 via the gateway 192.168.2.1`: func(conf, ipam map[string]any) {
 			conf["type"] = "ptp"
 			ipam["ranges"] = []any{[]any{map[string]any{"subnet": "192.168.2.0/24"}}, ipam["ranges"].([]any)[1]}
 		},
