@@ -24,15 +24,11 @@ const (
 // Serve makes addresses of pods reachable behind a bridge of the caller's namespace: what the node knows of their last
 // owner there goes, and each gets a route, in place of one to another node. To repeat it does nothing more.
 func Serve(bridge string, addrs []netip.Addr) error {
-	c, err := dial()
+	c, index, err := dialOf(bridge)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	index, err := c.index(bridge)
-	if err != nil {
-		return err
-	}
 	for _, a := range addrs {
 		for _, flags := range []uint8{0, unix.NTF_PROXY} {
 			if err := c.forget(index, a, flags); err != nil {
@@ -49,18 +45,14 @@ func Serve(bridge string, addrs []netip.Addr) error {
 // Forget removes what the caller's namespace knows of the last owner of addresses behind a bridge: for 30 to 70 s it
 // would send to the old one's link-layer address. Without the bridge, or an entry, there is nothing to do.
 func Forget(bridge string, addrs []netip.Addr) error {
-	c, err := dial()
-	if err != nil {
-		return err
-	}
-	defer c.close()
-	index, err := c.index(bridge)
+	c, index, err := dialOf(bridge)
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	defer c.close()
 	for _, a := range addrs {
 		if err := c.forget(index, a, 0); err != nil {
 			return fmt.Errorf("deleting the neighbour %s on %s: %w", a, bridge, err)
@@ -72,18 +64,14 @@ func Forget(bridge string, addrs []netip.Addr) error {
 // Unserve removes the routes of [Serve], and no others: not that of another device, nor the agent's. What is gone
 // already is no error.
 func Unserve(bridge string, addrs []netip.Addr) error {
-	c, err := dial()
-	if err != nil {
-		return err
-	}
-	defer c.close()
-	index, err := c.index(bridge)
+	c, index, err := dialOf(bridge)
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	defer c.close()
 	return c.removeAll(index, addrs, ProtocolPod)
 }
 
@@ -100,18 +88,14 @@ func Yield(addrs []netip.Addr) error {
 
 // Served reports whether the route of [Serve] to an address is there.
 func Served(bridge string, a netip.Addr) (bool, error) {
-	c, err := dial()
-	if err != nil {
-		return false, err
-	}
-	defer c.close()
-	index, err := c.index(bridge)
+	c, index, err := dialOf(bridge)
 	if errors.Is(err, unix.ENODEV) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
+	defer c.close()
 	body := route(a, 0, 0, 0)
 	binary.NativeEndian.PutUint32(body[8:], unix.RTM_F_FIB_MATCH)
 	reply, err := c.ask(unix.RTM_GETROUTE, 0, append(body, attr(unix.RTA_DST, a.AsSlice())...))
@@ -214,6 +198,17 @@ func dial() (conn, error) {
 		return conn{-1}, fmt.Errorf("netlink socket: %w", err)
 	}
 	return conn{fd}, nil
+}
+
+// dialOf returns a socket, and the number of a link of the caller's namespace: ENODEV if there is none of that name.
+func dialOf(link string) (c conn, index int32, err error) {
+	if c, err = dial(); err != nil {
+		return c, 0, err
+	}
+	if index, err = c.index(link); err != nil {
+		c.close()
+	}
+	return c, index, err
 }
 
 // dialIn returns a socket in another namespace, in which it also writes 0 to a file unless that is missing or "".
