@@ -162,7 +162,7 @@ func (c *call) disconnect(n *ledger.Network) func([]netip.Addr) error {
 			return nil
 		}
 		if err := link.Unserve(bridge, pooled); err != nil {
-			return fmt.Errorf("listing the routes of %s: %w", c.att, err)
+			return fmt.Errorf("removing the routes of %s: %w", c.att, err)
 		}
 		return nil
 	}

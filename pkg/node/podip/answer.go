@@ -266,7 +266,7 @@ func (n *answerer) heed(ctx context.Context, roll pool.Roll, listed bool) (bool,
 		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
 			return false, err
 		}
-		n.log.Info("Barred pod: requested by the controller but not on this node", "pod", uid)
+		n.log.Info("Barred pod: the controller asked for it, and it is not on this node", "pod", uid)
 	}
 	return true, nil
 }
