@@ -52,7 +52,7 @@ const (
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
 	surplusIsFreed                   // nor one that no pod was told of
 	adoptedIsOwn                     // but for one that its pod had before
-	newestMarkCounts                 // a pod is told of nothing that was claimed before a restore
+	newestMarkCounts                 // no pod gets an address that was claimed before a restore
 	toldIsTaken                      // an address is not taken over that another pod was told
 	rulesEnd
 )

@@ -671,7 +671,7 @@ func (w *world) relist(c *controller, kind int) {
 		for _, key := range w.pods.keys() {
 			is := w.pods.objs[key]
 			exist[is.UID] = true
-			if was := b.pods[is.UID]; was == nil || !placed(was, &is) {
+			if !Placed(b.pods[is.UID], is.Version) {
 				b.SetPod(is)
 			}
 		}
@@ -714,9 +714,6 @@ func (w *world) poolOf(name string) Pool {
 	}
 	return p
 }
-
-// placed reports whether a controller knows that it has placed a pod which its watch shows as it was before.
-func placed(was, is *Pod) bool { return was.Version == is.Version && was.Has != nil && !was.Gated }
 
 // watch brings the next events of a kind to a controller; each kind lags behind by itself.
 func (w *world) watch(c *controller, kind, most int) {
@@ -768,7 +765,7 @@ func (w *world) watch(c *controller, kind, most int) {
 				return
 			}
 			if e.obj != nil {
-				if was := b.pods[e.obj.UID]; was == nil || !placed(was, e.obj) {
+				if !Placed(b.pods[e.obj.UID], e.obj.Version) {
 					b.SetPod(*e.obj)
 				}
 			} else {
@@ -970,11 +967,7 @@ func (w *world) work(c *controller, i int) {
 			c.book.SetPodIP(is)
 		}
 	case PlacePod:
-		if known := c.book.pods[wr.UID]; known != nil && known.Version == wr.Version {
-			is := *known
-			is.Gated, is.Has = false, wr.Addresses
-			c.book.SetPod(is)
-		}
+		wr.NoteIn(c.book)
 	case WriteRoll:
 		c.book.SetRoll(w.roll)
 	}

@@ -170,6 +170,24 @@ func (c Check) holds(ctx context.Context, live Live) error {
 	return nil
 }
 
+// NoteIn puts into a Book that the write was made, before a watch says so: a look at the pod in between would place it
+// again. It returns the pod, nil if the Book has another version of it, or none.
+func (w PlacePod) NoteIn(b *Book) *Pod {
+	known := b.pods[w.UID]
+	if known == nil || known.Version != w.Version {
+		return nil
+	}
+	is := *known
+	is.Gated, is.Has = false, w.Addresses
+	b.SetPod(is)
+	return &is
+}
+
+// Placed reports whether a pod in a Book is the one of a version, and was placed since: see [PlacePod.NoteIn].
+func Placed(is *Pod, version string) bool {
+	return is != nil && is.Version == version && is.Has != nil && !is.Gated
+}
+
 // Plan is what to do now for a pod, an address, a pool or the roll.
 type Plan struct {
 	// Writes to make, in this order; the first that fails ends the plan.

@@ -1391,6 +1391,20 @@ func TestAnAnnotationIsTrueByTheGuardOrThePodIP(t *testing.T) {
 	}
 }
 
+// claimsOnly has web-0 placed, which must end with its claim: the pod stays gated.
+func (c *controlling) claimsOnly() {
+	c.t.Helper()
+	if _, err := c.place("web-0"); err != nil {
+		c.t.Fatal(err)
+	}
+	if !slices.Contains(c.api.writes, "create PodIP 10.6.168.101") {
+		c.t.Fatalf("it is not begun: %q", c.api.writes)
+	}
+	if pod, _ := c.api.pod(c.t, "web-0"); !home.Gated(pod) {
+		c.t.Error("the plan is carried out to its end")
+	}
+}
+
 func TestAPlanThatTookTooLongIsDropped(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue"))
 	c := control(t, a)
@@ -1401,15 +1415,7 @@ func TestAPlanThatTookTooLongIsDropped(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := c.place("web-0"); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Contains(a.writes, "create PodIP 10.6.168.101") {
-		t.Fatalf("it is not begun: %q", a.writes)
-	}
-	if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
-		t.Error("it is carried out to its end")
-	}
+	c.claimsOnly()
 	a.before = nil
 	c.works()
 	a.consistent(t)
@@ -1438,15 +1444,7 @@ func TestAPodIsNotToldOfAnAddressThatARestoreTookBack(t *testing.T) {
 		is.Spec = backup.Spec
 		return a.Update(t.Context(), &is)
 	}
-	if _, err := c.place("web-0"); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Contains(a.writes, "create PodIP 10.6.168.101") {
-		t.Fatalf("it is not begun: %q", a.writes)
-	}
-	if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
-		t.Error("it is told of it")
-	}
+	c.claimsOnly()
 }
 
 func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {

@@ -207,8 +207,7 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) (news bool) {
 	}
 	core := pod.Core()
 	overrules := listed && was == s.before[uid]
-	placed := was != nil && was.Version == core.ResourceVersion && was.Has != nil && !was.Gated // see notePlaced
-	if core.Spec.HostNetwork || listed && s.ended[uid] || placed ||
+	if core.Spec.HostNetwork || listed && s.ended[uid] || pool.Placed(was, core.ResourceVersion) ||
 		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
 		return false
 	}
@@ -378,17 +377,14 @@ func (s *session) unreserve(writes []pool.Write) {
 	s.wakeRoomLocked()
 }
 
-// notePlaced notes that a pod has been placed before its watch says so: a look at it in between would place it again.
+// notePlaced notes that a pod has been placed.
 func (s *session) notePlaced(w pool.PlacePod) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	known := s.book.Pod(w.UID)
-	if known == nil || known.Version != w.Version {
+	is := w.NoteIn(s.book)
+	if is == nil {
 		return // the watch was faster
 	}
-	is := *known
-	is.Gated, is.Has = false, w.Addresses
-	s.book.SetPod(is)
 	s.unblockLocked(w.UID)
-	s.wakeBorneLocked(&is)
+	s.wakeBorneLocked(is)
 }
