@@ -251,6 +251,10 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 		r.Status.IPs[0] != kept.Status.IPs[0] {
 		t.Errorf("the object published again is %+v %+v", r.Spec, r.Status)
 	}
+	// A release is bound to the version that was shown, and the controller writes once more.
+	shows(t, c, ns, "web-0", "node-1", "known to the controller", func(r *v1alpha1.RetainedIP) bool {
+		return r.Spec.Workload != nil && r.Spec.Scheduled != ""
+	})
 	works(t, c, ns, "release", "web-0", "--yes")
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
 		t.Errorf("%s is not free after the command", kept.Status.IPs[0])

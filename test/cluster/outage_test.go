@@ -61,12 +61,13 @@ func TestPodsDoNotWaitForADeletedNode(t *testing.T) {
 	node := c.Node(before.Spec.NodeName)
 	must.Do(t, node.Kubelet.Stop())
 	kubectl(t, c, "delete", "node", node.Name)
-	t.Cleanup(func() {
+	start := once(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		must.Do(t, node.Kubelet.Start(ctx)) // it registers the node again
 		must.Do(t, c.WaitReady(ctx, node))
 	})
+	t.Cleanup(start)
 	now := int64(0)
 	// It fails if the garbage collector was faster.
 	_ = c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now})
@@ -78,6 +79,13 @@ func TestPodsDoNotWaitForADeletedNode(t *testing.T) {
 	if !strings.Contains(message, node.Name+", no longer exists") {
 		t.Errorf("the Event says %q", message)
 	}
+	// Until its agent knows the new Node, what it publishes is the deleted one's, and goes with it.
+	start()
+	is, err := c.Client().CoreV1().Nodes().Get(testContext(t), node.Name, metav1.GetOptions{})
+	must.Do(t, err)
+	shows(t, c, ns, "web-0", node.Name, "the new Node's", func(r *v1alpha1.RetainedIP) bool {
+		return len(r.OwnerReferences) == 1 && r.OwnerReferences[0].UID == is.UID
+	})
 }
 
 func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
