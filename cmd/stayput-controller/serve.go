@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -116,6 +118,8 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	o.placement.Log = log
+	o.placement.Pod = placement.Pod{UID: types.UID(os.Getenv("POD_UID")),
+		NamespacedName: types.NamespacedName{Namespace: program.Namespace(), Name: os.Getenv("POD_NAME")}}
 	if o.placement.Namespace, err = o.namespace(); err != nil {
 		return err
 	}

@@ -143,8 +143,8 @@ func checkLeader(ctx context.Context, k client.Client, namespace string, now tim
 		f.fail("no controller is the leader: "+why, todo)
 		return f.all
 	}
-	pod, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_") // what follows is a UID
-	return f.orOK(pod + " is the leader")
+	leader, _, _ := home.LeaderOf(*lease.Spec.HolderIdentity)
+	return f.orOK(leader + " is the leader")
 }
 
 // staleLease returns why no controller leads, empty if one does.

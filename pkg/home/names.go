@@ -1,5 +1,11 @@
 package home
 
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
 // Reasons of the controller's Events about placement and retention.
 const (
 	ReasonHomeWait          = "WaitingForHome"
@@ -22,6 +28,19 @@ const (
 
 // LeaseName is the Lease in stayput's namespace that the leading controller holds.
 const LeaseName = "stayput-controller"
+
+// LeaderIdentity is the holder of the Lease in the pod of a name and UID. No other identity has a slash: they begin
+// with a host name.
+func LeaderIdentity(pod string, uid types.UID) string { return pod + "/" + string(uid) }
+
+// LeaderOf returns the pod, or the host, of an identity, and the UID of the pod if the identity names it.
+func LeaderOf(identity string) (name string, uid types.UID, isPod bool) {
+	name, id, isPod := strings.Cut(identity, "/")
+	if !isPod {
+		name, _, _ = strings.Cut(identity, "_")
+	}
+	return name, types.UID(id), isPod
+}
 
 // KruiseWebhooks is the MutatingWebhookConfiguration that exists where OpenKruise runs, whose controller then serves
 // PersistentPodStates itself.

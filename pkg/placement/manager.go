@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,6 +64,9 @@ type Options struct {
 	// LeaderElection lets one replica lead. The Lease is in LeaderElectionNamespace, or in the pod's own if that is empty.
 	LeaderElection          bool
 	LeaderElectionNamespace string
+	// Pod is the one that the controller runs in, without a name if it runs in none, or that is not known. A leader whose
+	// pod is gone is succeeded at once.
+	Pod Pod
 	// Namespace is where stayput is installed. If it is empty, an uninstallation goes unnoticed.
 	Namespace string
 	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
@@ -85,8 +89,9 @@ type GateWebhook struct {
 }
 
 // The lease is as long as those of Kubernetes' own controllers: an API server that is slow for a few seconds must not
-// end the leader, which has read the whole cluster. A leader that ends on a signal releases the lease, so gated pods
-// wait this long for the next one only if it was killed.
+// end the leader, which has read the whole cluster. A leader that ends on a signal releases the lease, and one whose
+// pod is gone is succeeded at once (see podLock), so gated pods wait this long for the next one only if its node was
+// lost.
 const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
@@ -130,6 +135,13 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 				&stayputv1alpha1.RetainedIP{}: {Transform: retainedIPStripper()},
 			},
 		},
+	}
+	if o.LeaderElection && o.Pod.Name != "" {
+		lock, err := newPodLock(config, cmp.Or(o.LeaderElectionNamespace, o.Pod.Namespace), o.Pod)
+		if err != nil {
+			return fmt.Errorf("setting up the leader election: %w", err)
+		}
+		options.LeaderElectionResourceLockInterface = lock
 	}
 	var mgr ctrl.Manager
 	if err := persist(ctx, o.Log, time.Second, func() (err error) {

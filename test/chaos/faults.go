@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	rules "github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -380,7 +381,7 @@ func (b *breaker) killLeader(ctx context.Context) (string, error) {
 	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
 		return "", nothing("nobody leads")
 	}
-	pod, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	pod, _, _ := rules.LeaderOf(*lease.Spec.HolderIdentity)
 	b.weather.strikes(theController, "the leader was killed", lately)
 	return b.killContainer(ctx, b.cluster.ControlNode, "controller", pod)
 }
