@@ -31,7 +31,9 @@ type Book struct {
 	ends    map[UID]End
 	lines   lines
 	// disputed are the addresses in quarantine, and those that another machine has.
-	disputed map[netip.Addr]bool
+	disputed   map[netip.Addr]bool
+	byWorkload map[WorkloadKey]map[netip.Addr]struct{}
+	wakes      wakes
 }
 
 // endsMost is how many ends of pods are remembered. Without one, more nodes have to be asked.
@@ -65,13 +67,17 @@ func NewBook(r Roll) *Book {
 		told: map[netip.Addr]map[UID]bool{}, runs: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{},
 		answers: map[string]Answer{},
 		held:    map[UID][]string{}, used: map[string]int{}, ends: map[UID]End{}, lines: newLines(),
-		disputed: map[netip.Addr]bool{},
+		disputed: map[netip.Addr]bool{}, byWorkload: map[WorkloadKey]map[netip.Addr]struct{}{}, wakes: newWakes(),
 	}
 }
 
 // SetPool puts a pool in. It takes time by the number of PodIPs if the addresses of the pool have changed.
 func (b *Book) SetPool(p Pool) {
 	s := b.pools[p.Name]
+	defer b.wakes.wake(KeyOfPool(p.Name))
+	if s == nil || s.Revision != p.Revision || s.Deleting != p.Deleting || (s.Invalid == nil) != (p.Invalid == nil) {
+		defer b.wakeChanged(p.Name)
+	}
 	if s != nil && slices.Equal(s.Range.Set.spans, p.Range.Set.spans) {
 		s.Pool = p
 		return
@@ -88,8 +94,25 @@ func (b *Book) SetPool(p Pool) {
 	b.lines.stir(p.Name)
 }
 
+// wakeChanged wakes what a pool bears upon: pods, its addresses if it is being deleted, and pools that it overlaps.
+func (b *Book) wakeChanged(name string) {
+	b.wakePlaces()
+	b.wakePools()
+	if s := b.pools[name]; s.Deleting {
+		for _, in := range []map[netip.Addr]bool{s.in, s.out} {
+			for a := range in {
+				b.wakes.wake(KeyOfAddress(a))
+			}
+		}
+	}
+}
+
 // RemovePool takes a pool out.
-func (b *Book) RemovePool(name string) { delete(b.pools, name) }
+func (b *Book) RemovePool(name string) {
+	delete(b.pools, name)
+	b.wakePlaces()
+	b.wakePools()
+}
 
 // take notes that an address is in use.
 func (s *stock) take(p *PodIP) {
@@ -167,6 +190,15 @@ func (b *Book) SetPodIP(p PodIP) {
 		}
 		b.unindex(was)
 	}
+	if was == nil || was.Version != p.Version {
+		defer b.wakeMoved(&p)
+	}
+	if was != nil && was.Conflict != "" && p.Conflict == "" {
+		defer b.wakeDisputed(p.Pool)
+	}
+	if p.Workload != (Workload{}) {
+		addTo(b.byWorkload, p.WorkloadKey(), p.Addr)
+	}
 	b.ips[p.Addr] = &p
 	b.used[p.Node]++
 	if p.Quarantine.Reason != "" || p.machine() != "" {
@@ -192,8 +224,20 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 	}
 	b.unindex(p)
 	delete(b.ips, a)
-	for name, s := range b.pools {
+	delete(b.wakes.silent, a)
+	if p.Conflict != "" {
+		b.wakeDisputed(p.Pool)
+	}
+	b.wakeMoved(p)
+	for _, s := range b.pools {
 		s.free(a)
+	}
+	b.stirPools(a)
+}
+
+// stirPools notes that an address may be free.
+func (b *Book) stirPools(a netip.Addr) {
+	for name, s := range b.pools {
 		if s.Range.Set.Contains(a) {
 			b.lines.stir(name)
 		}
@@ -205,6 +249,7 @@ func (b *Book) unindex(p *PodIP) {
 	drop(b.given, p.PodUID, p.Addr)
 	drop(b.owned, p.owner(), p.Addr)
 	delete(b.disputed, p.Addr)
+	removeFrom(b.byWorkload, p.WorkloadKey(), p.Addr)
 	if b.used[p.Node]--; b.used[p.Node] == 0 {
 		delete(b.used, p.Node)
 	}
@@ -257,23 +302,19 @@ func (b *Book) About(p *Pod) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// Settled reports whether an address waits for nothing that a node could say: it is in no quarantine, and its pod is
-// there or known to be gone.
-func (b *Book) Settled(a netip.Addr) bool {
-	p := b.ips[a]
-	if p == nil || p.Quarantine.Reason != "" {
-		return p == nil && b.told[a] == nil
-	}
-	pod := b.pods[p.PodUID]
-	return p.gone() || pod != nil && !pod.Ending && !pod.Over
-}
-
 // SetPod puts a pod in that asks for addresses of pools, has some, or was given some.
 func (b *Book) SetPod(p Pod) {
-	if was := b.pods[p.UID]; was != nil {
+	was := b.pods[p.UID]
+	if was != nil {
 		b.untell(was)
+		if was.Identity != p.Identity { // it waits for addresses of another one
+			b.StopWaiting(p.UID)
+		}
 	}
 	b.pods[p.UID] = &p
+	if delete(b.wakes.unbound, p.UID); p.isUnbound() {
+		b.wakes.unbound[p.UID] = struct{}{}
+	}
 	name := Owner{Namespace: p.Namespace, Pod: p.Name}
 	if other := b.pods[b.named[name]]; other == nil || !p.Created.Before(other.Created) {
 		b.named[name] = p.UID
@@ -290,16 +331,27 @@ func (b *Book) SetPod(p Pod) {
 	if p.Has == nil && p.Runs.IsValid() {
 		note(b.runs, p.Runs)
 	}
+	if !p.changedSince(was) {
+		return
+	}
 	if !p.Gated || p.Ending {
 		b.StopWaiting(p.UID)
 	}
+	b.wakePod(p.UID)
+	b.wakeBorne(&p)
 }
 
 // untell forgets what a pod was told, or runs with.
 func (b *Book) untell(p *Pod) {
 	forget := func(from map[netip.Addr]map[UID]bool, a netip.Addr) {
+		if from[a] == nil {
+			return
+		}
 		if delete(from[a], p.UID); len(from[a]) == 0 {
 			delete(from, a)
+		}
+		if b.ips[a] == nil { // it is free now, perhaps
+			b.stirPools(a)
 		}
 	}
 	for _, a := range p.Has {
@@ -316,11 +368,13 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 		return
 	}
 	b.untell(p)
+	b.StopWaiting(uid)
 	delete(b.pods, uid)
 	if name := (Owner{Namespace: p.Namespace, Pod: p.Name}); b.named[name] == uid {
 		delete(b.named, name)
 	}
-	b.StopWaiting(uid)
+	delete(b.wakes.unbound, uid)
+	b.wakeBorne(p)
 	if len(b.ends) >= endsMost {
 		oldest := slices.SortedFunc(maps.Keys(b.ends), func(x, y UID) int { return b.ends[x].At.Compare(b.ends[y].At) })
 		for _, old := range oldest[:endsMost/2] {
@@ -331,7 +385,17 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 }
 
 // SetNode puts a node in, as the cache has it.
-func (b *Book) SetNode(n Node) { b.nodes[n.Name] = n }
+func (b *Book) SetNode(n Node) {
+	was, known := b.nodes[n.Name]
+	b.nodes[n.Name] = n
+	if known && was == n {
+		return
+	}
+	b.wakeSilent()
+	for _, uid := range b.Barren(n.Name) {
+		b.wakePod(uid)
+	}
+}
 
 // Node reports whether there is a node.
 func (b *Book) Node(name string) bool {
@@ -340,12 +404,20 @@ func (b *Book) Node(name string) bool {
 }
 
 // RemoveNode takes a node out.
-func (b *Book) RemoveNode(name string) { delete(b.nodes, name) }
+func (b *Book) RemoveNode(name string) {
+	delete(b.nodes, name)
+	b.wakeSilent()
+}
 
 // SetAnswer puts the answer of a node in, as the cache has it.
 func (b *Book) SetAnswer(a Answer) {
+	was, known := b.answers[a.Node]
 	b.RemoveAnswer(a.Node)
 	b.answers[a.Node] = a
+	b.wakeSilent()
+	if !known || was.CannotRoute != a.CannotRoute {
+		b.wakePlaces()
+	}
 	for _, h := range a.Held {
 		if !slices.Contains(b.held[h.UID], a.Node) {
 			b.held[h.UID] = append(b.held[h.UID], a.Node)
@@ -383,6 +455,9 @@ func (b *Book) holders(uid UID) (nodes []string) {
 func (b *Book) RemoveAnswer(node string) {
 	for _, h := range b.answers[node].Held {
 		drop(b.held, h.UID, node)
+	}
+	if b.answers[node].CannotRoute != "" {
+		b.wakePlaces()
 	}
 	delete(b.answers, node)
 }

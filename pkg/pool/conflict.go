@@ -44,20 +44,10 @@ func (b *Book) claimed(pool string, by func(mac string) bool) (n int) {
 	return n
 }
 
-// Disputed returns the addresses of a pool that are in quarantine, or that another machine has.
-func (b *Book) Disputed(pool string) (all []netip.Addr) {
+// Quarantined returns how many addresses of a pool are in quarantine, of all pools if it is empty.
+func (b *Book) Quarantined(pool string) (n uint64) {
 	for a := range b.disputed {
-		if b.ips[a].Pool == pool {
-			all = append(all, a)
-		}
-	}
-	return all
-}
-
-// quarantined returns how many addresses of a pool are in quarantine.
-func (b *Book) quarantined(pool string) (n uint64) {
-	for a := range b.disputed {
-		if p := b.ips[a]; p.Pool == pool && p.Quarantine.Reason != "" {
+		if p := b.ips[a]; (pool == "" || p.Pool == pool) && p.Quarantine.Reason != "" {
 			n++
 		}
 	}

@@ -66,7 +66,7 @@ func TestAMachineThatAnswersForAllEmptiesNoPool(t *testing.T) {
 			t.Errorf("%s, after %d", b.empty(b.pools["p"]), ended)
 		}
 	}
-	if ended != machineMost || made != machineMost+1 || b.quarantined("p") != machineMost {
+	if ended != machineMost || made != machineMost+1 || b.Quarantined("p") != machineMost {
 		t.Errorf("%d addresses were given, and %d pods ended", made, ended)
 	}
 	if !strings.Contains(plan.Reason, mac) || plan.Remedy == "" || plan.Writes != nil {
@@ -106,8 +106,8 @@ func TestAMachineWithAnotherMACAddressEachTimeEmptiesNoPool(t *testing.T) {
 			t.Errorf("%+v", what)
 		}
 	}
-	if ended != machinesMost || b.quarantined("p") != machinesMost {
-		t.Errorf("%d pods were ended, and %d addresses are quarantined", ended, b.quarantined("p"))
+	if ended != machinesMost || b.Quarantined("p") != machinesMost {
+		t.Errorf("%d pods were ended, and %d addresses are quarantined", ended, b.Quarantined("p"))
 	}
 	if reason, remedy := b.HeldBy("p"); !strings.Contains(reason, "MAC addresses") || remedy == "" ||
 		!strings.Contains(plan.Reason, reason) || plan.Writes != nil {

@@ -51,9 +51,12 @@ func (b *Book) Addresses() []netip.Addr {
 // back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	if reason, remedy := b.recalling(now); reason != "" {
-		return Plan{Reason: reason, Remedy: remedy}
+		plan := Plan{Reason: reason, Remedy: remedy}
+		b.noteSilence(a, plan, now)
+		return plan
 	}
 	plan := b.review(a, now, wanted)
+	b.noteSilence(a, plan, now)
 	if p := b.ips[a]; p != nil && plan.Writes == nil && !p.Held && !p.Deleting {
 		again := *p
 		again.Held = true

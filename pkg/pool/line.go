@@ -81,8 +81,11 @@ func (l lines) stir(pools ...string) {
 	}
 }
 
-// StopWaiting notes that a pod no longer waits for an address.
-func (b *Book) StopWaiting(uid UID) { b.lines.stir(b.lines.leave(uid)...) }
+// StopWaiting notes that a pod no longer waits, as it is given nothing.
+func (b *Book) StopWaiting(uid UID) {
+	b.lines.stir(b.lines.leave(uid)...)
+	b.noteWait(uid, Plan{})
+}
 
 // Waiting returns the pods that wait for an address of a pool, the oldest first.
 func (b *Book) Waiting(pool string) (all []UID) {
@@ -92,14 +95,8 @@ func (b *Book) Waiting(pool string) (all []UID) {
 	return all
 }
 
-// WaitsInLine reports whether a pod waits for an address that becomes free.
-func (b *Book) WaitsInLine(uid UID) bool {
-	_, waits := b.lines.in[uid]
-	return waits
-}
-
-// Next returns the pods in a pool's line for which there is an address now: they are to be placed, the others are not.
-func (b *Book) Next(pool string, now time.Time) []UID {
+// next returns the pods in a pool's line for which there is an address now: they are to be placed, the others are not.
+func (b *Book) next(pool string, now time.Time) []UID {
 	s := b.pools[pool]
 	if s == nil || len(b.lines.of[pool]) == 0 {
 		return nil
@@ -107,15 +104,10 @@ func (b *Book) Next(pool string, now time.Time) []UID {
 	if held, _ := b.HeldBy(pool); held != "" {
 		return nil
 	}
-	all := b.Waiting(pool)
-	return all[:min(uint64(len(all)), s.left(now))]
-}
-
-// Woken returns the pods that are to be placed because something has changed since the last call.
-func (b *Book) Woken(now time.Time) (all []UID) {
-	for pool := range b.lines.stirred {
-		all = append(all, b.Next(pool, now)...)
+	line := b.lines.of[pool]
+	all := make([]UID, min(uint64(len(line)), s.left(now)))
+	for i := range all {
+		all[i] = line[i].uid
 	}
-	clear(b.lines.stirred)
 	return all
 }

@@ -1156,7 +1156,8 @@ func (w *world) rest(most int) {
 	}
 }
 
-// sweep is a controller that reviews everything.
+// sweep is a controller that reviews every address, and places the pods that were woken: a pod that could go on and is
+// not among them waits at the end (see explained).
 func (w *world) sweep(c *controller) {
 	w.skew = c.clock
 	defer func() { w.skew = 0 }()
@@ -1173,25 +1174,32 @@ func (w *world) sweep(c *controller) {
 	for kind := range 5 {
 		w.watch(c, kind, 10_000)
 	}
-	do := func(plan Plan) {
+	do := func(plan Plan, pod string) {
 		if plan.Writes != nil {
-			c.jobs = append(c.jobs, &job{"", plan.Writes, w.now})
+			c.jobs = append(c.jobs, &job{"", pod, plan.Writes, w.now})
 			finish()
 			for kind := range 5 {
 				w.watch(c, kind, 10_000)
 			}
 		}
 	}
-	do(Plan{Writes: []Write{c.book.Lead(w.roll, w.Now())}})
-	do(c.book.Recall(w.Now()))
+	do(Plan{Writes: []Write{c.book.Lead(w.roll, w.Now())}}, "")
+	do(c.book.Recall(w.Now()), "")
 	for _, a := range c.book.Addresses() {
-		do(c.book.Review(a, w.Now(), w.wanted))
+		do(c.book.Review(a, w.Now(), w.wanted), "")
 	}
-	for _, uid := range slices.Sorted(maps.Keys(c.book.pods)) {
-		do(c.book.Place(uid, w.Now()))
+	for range 10 { // a pod that waits for something else now lets those behind it go on
+		w.drain(c)
+		due := c.due
+		c.due = map[string]bool{}
+		for _, uid := range slices.Sorted(maps.Keys(c.book.pods)) {
+			if p := c.book.pods[uid]; p != nil && due[p.Name] {
+				do(c.book.Place(uid, w.Now()), p.Name)
+			}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
-		do(c.book.ReviewPool(name))
+		do(c.book.ReviewPool(name), "")
 	}
 }
 
@@ -1289,7 +1297,7 @@ func (w *world) explained() {
 			continue
 		}
 		if plan.Writes != nil || plan.Reason == "" || !w.mustWait(p) {
-			w.failf("pod %s %s waits without need: %q", key, p.UID, plan.Reason)
+			w.failf("pod %s %s waits without need: %q, %+v", key, p.UID, plan.Reason, plan.Writes)
 		}
 	}
 }

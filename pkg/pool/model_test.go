@@ -313,7 +313,7 @@ var ruleNames = map[rule]struct {
 }{
 	forceDeleteIsNoProof: {"forceDeleteIsNoProof", 10, nothingMore},
 	notReadyIsNoProof:    {"notReadyIsNoProof", 12, nothingMore},
-	podIsLookedUp:        {"podIsLookedUp", 17192, nothingMore},
+	podIsLookedUp:        {"podIsLookedUp", 18026, nothingMore},
 	nodeIsLookedUp:       {"nodeIsLookedUp", 10, nothingMore},
 	readyIsNotOff:        {"readyIsNotOff", 10, nothingMore},
 	everyNodeAnswers:     {"everyNodeAnswers", 920, nothingMore},

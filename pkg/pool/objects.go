@@ -191,7 +191,9 @@ func (n Node) off() bool { return n.Off && !n.Ready }
 type Pool struct {
 	Name    string
 	Version string
-	Range   Range
+	// Revision is another one whenever the spec is: the UID and the generation of the object.
+	Revision string
+	Range    Range
 	// Invalid says why nothing can be had of the pool, the error of [Parse], nil if something can.
 	Invalid  error
 	Disabled bool

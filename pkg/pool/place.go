@@ -47,6 +47,7 @@ type choice struct {
 func (b *Book) Place(uid UID, now time.Time) Plan {
 	waited := b.lines.leave(uid)
 	plan := b.place(uid, now)
+	b.noteWait(uid, plan)
 	for _, name := range waited { // if it waits there again, nothing has changed for those behind it
 		if !slices.Contains(b.lines.in[uid].pools, name) {
 			b.lines.stir(name)
@@ -144,9 +145,8 @@ func (b *Book) Barren(node string) (all []UID) {
 	if n, exists := b.nodes[node]; !exists || !n.Ready || n.Off {
 		return nil
 	}
-	for uid, pod := range b.pods {
-		if pod.Has != nil && !pod.Gated && pod.Node == "" && !pod.Ending && !pod.Over &&
-			slices.ContainsFunc(pod.Has, func(h Address) bool { return h.Last == node }) {
+	for uid := range b.wakes.unbound {
+		if slices.ContainsFunc(b.pods[uid].Has, func(h Address) bool { return h.Last == node }) {
 			all = append(all, uid)
 		}
 	}
@@ -395,7 +395,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 // empty says that a pool has no free address.
 func (b *Book) empty(s *stock) string {
 	text := fmt.Sprintf("pool %s has no free address, of %d", s.Name, s.Range.Set.Count())
-	if n := b.quarantined(s.Name); n > 0 {
+	if n := b.Quarantined(s.Name); n > 0 {
 		text += fmt.Sprintf(" (%d of %d quarantined)", n, s.Range.Set.Count())
 	}
 	return text
@@ -411,6 +411,9 @@ func (b *Book) toldTo(a netip.Addr, owner UID) bool {
 	}
 	return false
 }
+
+// Refuse notes that a pod waits though Place had addresses for it, for a reason that only the caller knows.
+func (b *Book) Refuse(uid UID, why string) { b.noteWait(uid, Plan{Reason: why}) }
 
 // Unreserve forgets that an address was about to be claimed: the write failed, and the address is in use by another pod
 // or still free.

@@ -54,6 +54,9 @@ const (
 	adoptedIsOwn                     // but for one that its pod had before
 	newestMarkCounts                 // no pod gets an address that was claimed before a restore
 	toldIsTaken                      // an address is not taken over that another pod was told
+	roomWakes                        // no pod waits that could go on: an address becomes free
+	sharersWake                      // its identity has one that no pod uses any more
+	poolsWake                        // a pool gives again
 	rulesEnd
 )
 
@@ -152,6 +155,22 @@ var broke = []struct{ file, is, becomes string }{
 		return Deed{Report: Retained, Bar: bar}
 	case l.Netns && (lacks(Bound)`},
 	{"node.go", `Checked: r.Epoch != checked}`, `Checked: r.Epoch != checked && !broken(recallMeansChecked)}`},
+	{"wake.go", `	for pool := range b.lines.stirred {
+`, `	for pool := range b.lines.stirred {
+		if broken(roomWakes) {
+			continue
+		}
+`},
+	{"wake.go", `pod == nil || pod.Ending || pod.Over {
+		for`, `(pod == nil || pod.Ending || pod.Over) && !broken(sharersWake) {
+		for`},
+	{"book.go", `	b.wakePlaces()
+	b.wakePools()
+`, `	if !broken(poolsWake) {
+		b.wakePlaces()
+	}
+	b.wakePools()
+`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

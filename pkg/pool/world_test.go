@@ -198,11 +198,14 @@ type controller struct {
 	// stuck are watches that bring nothing for a while.
 	stuck [5]bool
 	jobs  []*job
+	// due are the pods that were woken and not placed since, by name.
+	due map[string]bool
 }
 
 // job is a plan under way.
 type job struct {
 	what   string
+	pod    string // the name of the pod that it is for, empty if it is for none
 	writes []Write
 	at     time.Time // when it was decided
 }
@@ -626,7 +629,7 @@ func (l live) Seen() Roll { return l.book.roll }
 
 // start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
 func (w *world) start(c *controller) {
-	c.jobs, c.book, c.stuck = nil, nil, [5]bool{}
+	c.jobs, c.book, c.stuck, c.due = nil, nil, [5]bool{}, map[string]bool{}
 	next := Lead(w.roll, Roll{}, w.Now())
 	if w.send(c.name, WriteRoll{Roll: next}) != nil {
 		return
@@ -707,8 +710,8 @@ func (w *world) relist(c *controller, kind int) {
 func (w *world) poolOf(name string) Pool {
 	is := w.pools.objs[name]
 	r, err := Parse(is.Spec)
-	p := Pool{Name: name, Version: is.Version, Range: r, Invalid: err, Disabled: is.Disabled, Deleting: is.Deleting,
-		Held: is.Held}
+	p := Pool{Name: name, Version: is.Version, Revision: is.Version, Range: r, Invalid: err, Disabled: is.Disabled,
+		Deleting: is.Deleting, Held: is.Held}
 	if is.Only != "" {
 		p.Serves = func(labels map[string]string) bool { return labels["name"] == is.Only }
 	}
@@ -892,7 +895,7 @@ func (w *world) turn(c *controller) {
 // decide has a controller look at something.
 func (w *world) decide(c *controller) {
 	var plan Plan
-	var what string
+	var what, pod string
 	switch k := w.r.IntN(10); {
 	case k == 0:
 		plan, what = c.book.Recall(w.Now()), "recall"
@@ -901,6 +904,9 @@ func (w *world) decide(c *controller) {
 		plan, what = c.book.ReviewPool(name), "pool "+name
 	case k < 6 && len(c.book.pods) > 0:
 		uid := pickOne(w.r, slices.Sorted(maps.Keys(c.book.pods)))
+		w.drain(c)
+		pod = c.book.pods[uid].Name
+		delete(c.due, pod)
 		plan, what = c.book.Place(uid, w.Now()), "place "+string(uid)
 		if pod := c.book.pods[uid]; pod.Gated && !pod.Ending && plan.Writes == nil && plan.Reason == "" {
 			w.failf("pod %s %s waits for no reason", pod.Name, uid)
@@ -919,8 +925,34 @@ func (w *world) decide(c *controller) {
 			}
 		}
 	}
-	if plan.Writes != nil && len(c.jobs) < 4 {
-		c.jobs = append(c.jobs, &job{what, plan.Writes, w.now})
+	j := &job{what, pod, plan.Writes, w.now}
+	switch {
+	case plan.Writes == nil:
+	case len(c.jobs) < 4:
+		c.jobs = append(c.jobs, j)
+	default:
+		c.drop(j)
+	}
+}
+
+// drain notes which pods are woken.
+func (w *world) drain(c *controller) {
+	for _, k := range c.book.Woken(w.Now()) {
+		if k.Kind == KeyPod {
+			c.due[k.Name] = true
+		}
+	}
+}
+
+// drop gives up what is left of a job. Its pod is placed again.
+func (c *controller) drop(j *job) {
+	for _, wr := range j.writes {
+		if create, ok := wr.(CreateIP); ok {
+			c.book.Unreserve(create.PodIP.Addr)
+		}
+	}
+	if j.pod != "" {
+		c.due[j.pod] = true
 	}
 }
 
@@ -950,9 +982,7 @@ func (w *world) work(c *controller, i int) {
 		w.logf("%s: %s is not made: %v", c.name, describe(wr), err)
 	}
 	if err != nil {
-		if create, ok := wr.(CreateIP); ok {
-			c.book.Unreserve(create.PodIP.Addr)
-		}
+		c.drop(j)
 		c.book.SetRoll(w.roll)
 		c.jobs = slices.Delete(c.jobs, i, i+1)
 		return

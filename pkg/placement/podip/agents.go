@@ -37,14 +37,14 @@ func (c *follower) findAgents(ctx context.Context, s *session) {
 	c.mu.Lock()
 	changed := !equality.Semantic.DeepEqual(c.agents, is)
 	c.agents = is
-	c.mu.Unlock()
+	c.unlock()
 	if !changed {
 		return
 	}
 	if err := c.setNodes(ctx, s); err != nil {
 		log.FromContext(ctx).Error(err, "Cannot list nodes")
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		c.agents = nil // the next look lists them
 	}
 }
@@ -56,12 +56,11 @@ func (c *follower) setNodes(ctx context.Context, s *session) error {
 		return fmt.Errorf("listing nodes: %w", err)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	for i := range nodes.Items {
 		if name := nodes.Items[i].Name; s.book.Node(name) { // what its watch has removed is gone
 			s.book.SetNode(nodeOf(&nodes.Items[i], c.agents))
 		}
 	}
-	s.wakeSilentLocked()
 	return nil
 }

@@ -46,7 +46,7 @@ func (c *announcer) announces(ctx context.Context) {
 		err := c.readGuard(ctx)
 		c.mu.Lock()
 		are, known := c.hasLocked(), c.served == idle || c.served == serving
-		c.mu.Unlock()
+		c.unlock()
 		if !known || are == (has{}) && none {
 			continue
 		}
@@ -80,7 +80,7 @@ func (c *announcer) readGuard(ctx context.Context) error {
 	c.mu.Lock()
 	was := c.guard
 	c.guard = guard
-	c.mu.Unlock()
+	c.unlock()
 	if was != "" && missing != nil {
 		log.FromContext(ctx).Error(missing, "No policy guards pod addresses: agents confirm those of each pod",
 			"policy", stayputv1alpha1.PolicyAddresses)

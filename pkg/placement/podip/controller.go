@@ -3,7 +3,7 @@
 //
 //	pods.go        which addresses a pod claims, for the loop that places it
 //	controller.go  the loop that reviews addresses; pools.go pools
-//	state.go       all that is remembered, and what wakes which loop; session.go a Book with what belongs to it
+//	state.go       all that is remembered, and the queues of what the Book wakes; session.go a Book with what belongs to it
 //	follow.go      how a Book is begun, fed by feed.go, and begun again if the API server's data were restored
 //	agents.go      on which nodes agents are to run; announce.go what they are told
 //	write.go       the writes, each bound to what it was decided on
@@ -52,7 +52,7 @@ type Controller struct {
 	uninstalling func() bool
 	// lag is until something is decided again that was decided on old news: ever longer, since an API server that was
 	// away needs seconds until its watches bring what has changed meanwhile.
-	lag workqueue.TypedRateLimiter[key]
+	lag workqueue.TypedRateLimiter[pool.Key]
 }
 
 // Options of the controller of pools.
@@ -86,16 +86,17 @@ func Add(mgr ctrl.Manager, o Options) (*Claimer, error) {
 	c := New(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
 	c.events = cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager))
 	o.Registry.MustRegister(c.metrics)
-	loops, err := builder.TypedControllerManagedBy[key](mgr).Named("pools").
-		WatchesRawSource(source.TypedFunc[key](func(_ context.Context, q queue) error {
+	loops, err := builder.TypedControllerManagedBy[pool.Key](mgr).Named("pools").
+		WatchesRawSource(source.TypedFunc[pool.Key](func(_ context.Context, q queue) error {
 			c.mu.Lock()
-			defer c.mu.Unlock()
+			defer c.unlock()
 			c.queue = q
-			c.enqueueAllLocked()
+			c.wakeAllLocked()
 			return nil
 		})).
-		WithOptions(controller.TypedOptions[key]{MaxConcurrentReconciles: workers,
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[key](5*time.Millisecond, cluster.LongestRetry)}).
+		WithOptions(controller.TypedOptions[pool.Key]{MaxConcurrentReconciles: workers,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[pool.Key](5*time.Millisecond,
+				cluster.LongestRetry)}).
 		Build(c)
 	if err != nil {
 		return nil, err
@@ -113,54 +114,52 @@ func New(cl client.Client, live client.WithWatch, cached client.Reader, informer
 		follower: &follower{writer: w, informers: informers,
 			announcer: &announcer{writer: w, installation: o.Installation}},
 		uninstalling: o.Uninstalling,
-		lag:          workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
+		lag:          workqueue.NewTypedItemExponentialFailureRateLimiter[pool.Key](cluster.CacheLag, longestLag),
 	}
 }
 
 // Claims returns what claims addresses for pods.
 func (c *Controller) Claims() *Claimer { return c.claimer }
 
-func (c *Controller) ofWorkload(_ context.Context, ref home.Ref) (all []key) {
+func (c *Controller) ofWorkload(_ context.Context, ref home.Ref) (all []pool.Key) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	if c.session == nil {
 		return nil
 	}
-	for a := range c.session.byWorkload[ref] {
-		all = append(all, addressKey(a))
+	for _, a := range c.session.book.OfWorkload(pool.WorkloadKey(ref)) {
+		all = append(all, pool.KeyOfAddress(a))
 	}
 	return all
 }
 
-func addressKey(a netip.Addr) key { return key{kindAddress, a.String()} }
-
 // Reconcile does what is due for one key.
-func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
+func (c *Controller) Reconcile(ctx context.Context, k pool.Key) (reconcile.Result, error) {
 	if c.uninstalling() {
 		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	c.mu.Lock()
 	s := c.session
 	ready := s != nil && s.ready && !s.book.Stale()
-	c.mu.Unlock()
+	c.unlock()
 	if !ready {
 		return reconcile.Result{}, nil // all is queued once there is a Book
 	}
 	var after time.Duration
 	var err error
-	switch k.kind {
-	case kindAddress:
+	switch k.Kind {
+	case pool.KeyAddress:
 		var a netip.Addr
-		if a, err = netip.ParseAddr(k.name); err == nil {
+		if a, err = netip.ParseAddr(k.Name); err == nil {
 			after, err = c.review(ctx, s, a)
 		}
-	case kindPool:
-		err = c.reconcilePool(ctx, s, k.name)
-	case kindRoll:
+	case pool.KeyPool:
+		err = c.reconcilePool(ctx, s, k.Name)
+	case pool.KeyRecall:
 		err = c.recall(ctx, s)
 	}
 	if Changed(err) {
-		log.FromContext(ctx).V(1).Info("Changed meanwhile, deciding again", "about", k.kind, "name", k.name, "err", err)
+		log.FromContext(ctx).V(1).Info("Changed meanwhile, deciding again", "about", k.Kind, "name", k.Name, "err", err)
 		return reconcile.Result{RequeueAfter: c.lag.When(k)}, nil
 	}
 	c.lag.Forget(k)
@@ -194,12 +193,9 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 			about = p
 			return wanted
 		})
-		if asked || about == nil {
-			s.noteSilenceLocked(a, plan, at)
-		}
 		name := stayputv1alpha1.PodIPName(a)
 		is := s.book.PodIP(a)
-		c.mu.Unlock()
+		c.unlock()
 		if about != nil && !asked { // past the lock: it may take a while
 			asked = true
 			wanted, retry = c.wanted(ctx, s, *about)
@@ -238,15 +234,17 @@ func (c *Controller) recall(ctx context.Context, s *session) error {
 	at := c.now()
 	c.mu.Lock()
 	plan := s.book.Recall(at)
-	c.mu.Unlock()
-	if plan.Reason != "" && s.firstOf(kindRoll, plan.Reason) {
+	c.unlock()
+	if plan.Reason != "" && s.firstOf(string(pool.KeyRecall), plan.Reason) {
 		log.FromContext(ctx).Info("Assigning no pool addresses", "reason", plan.Reason, "remedy", plan.Remedy)
 	}
 	if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
 		return err
 	}
 	if len(plan.Writes) > 0 {
-		c.enqueue(key{kindRoll, ""})
+		c.mu.Lock()
+		defer c.unlock()
+		c.enqueueLocked(pool.RecallKey)
 	}
 	return nil
 }
@@ -261,8 +259,8 @@ func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (is p
 		is, retry, err = c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName,
 			p.Keep, func() (names []string, _ error) {
 				c.mu.Lock()
-				defer c.mu.Unlock()
-				for a := range s.byWorkload[workloadOf(&p)] {
+				defer c.unlock()
+				for _, a := range s.book.OfWorkload(p.WorkloadKey()) {
 					names = append(names, s.book.PodIP(a).PodName)
 				}
 				return names, nil
@@ -294,7 +292,7 @@ func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP)
 			}
 		}
 	}
-	c.mu.Unlock()
+	c.unlock()
 	siblings := func() ([]string, error) { return names, nil }
 	if of == (pool.Workload{}) {
 		return c.workloads.WantedByName(ctx, p.Namespace, p.PodName, p.Keep, siblings)
@@ -302,10 +300,6 @@ func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP)
 	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(of), p.PodName, p.Keep,
 		siblings)
 	return is, cmp.Or(retry, cluster.Recheck), err
-}
-
-func workloadOf(p *pool.PodIP) home.Ref {
-	return home.RefOf(p.Workload.APIVersion, p.Workload.Kind, p.Namespace, p.Workload.Name)
 }
 
 // sayConflict reports, on a pod that was ended because another machine has its address and on the pod's controller, why
@@ -340,12 +334,12 @@ func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, p
 	c.mu.Lock()
 	p := s.book.PodIP(a)
 	if p == nil {
-		c.mu.Unlock()
+		c.unlock()
 		return 0, nil
 	}
 	is, shown := *p, s.expires[a]
 	settled := s.book.Settled(a)
-	c.mu.Unlock()
+	c.unlock()
 	expires := ""
 	switch {
 	case !settled || is.Deleting || is.Phase != pool.Retained || is.Of != is.PodUID || plan.Reason == "":

@@ -195,15 +195,13 @@ func (a *api) taken() []string {
 	return a.writes
 }
 
-// line is a queue that a test works off itself. A pod has a key of kindPod.
+// line is a queue that a test works off itself. All pods are of the namespace default.
 type line struct {
 	queue
-	now, later []key
+	now, later []pool.Key
 }
 
-const kindPod = "pod"
-
-func podKey(name string) key { return key{kindPod, name} }
+func podKey(name string) pool.Key { return pool.Key{Kind: pool.KeyPod, Namespace: "default", Name: name} }
 
 // podLine is the part of a line that has the pods.
 type podLine struct {
@@ -214,7 +212,7 @@ type podLine struct {
 func (l podLine) Add(r reconcile.Request) { l.of.Add(podKey(r.Name)) }
 func (l podLine) Len() int                { return 0 }
 
-func (l *line) Add(k key) {
+func (l *line) Add(k pool.Key) {
 	if !slices.Contains(l.now, k) {
 		l.now = append(l.now, k)
 	}
@@ -222,7 +220,7 @@ func (l *line) Add(k key) {
 
 func (l *line) Len() int { return len(l.now) }
 
-func (l *line) AddAfter(k key, _ time.Duration) {
+func (l *line) AddAfter(k pool.Key, _ time.Duration) {
 	if !slices.Contains(l.later, k) {
 		l.later = append(l.later, k)
 	}
@@ -363,6 +361,13 @@ func (c *controlling) place(name string) (reconcile.Result, error) {
 	return reconcile.Result{}, err
 }
 
+// wakesWaiting wakes what waits, as time does.
+func (c *controlling) wakesWaiting() {
+	c.mu.Lock()
+	defer c.unlock()
+	c.session.book.WakeWaiting()
+}
+
 // step reconciles one key.
 func (c *controlling) step() error {
 	k := c.line.now[0]
@@ -370,11 +375,11 @@ func (c *controlling) step() error {
 	return c.reconcile(k)
 }
 
-func (c *controlling) reconcile(k key) error {
+func (c *controlling) reconcile(k pool.Key) error {
 	var result reconcile.Result
 	var err error
-	if k.kind == kindPod {
-		result, err = c.place(k.name)
+	if k.Kind == pool.KeyPod {
+		result, err = c.place(k.Name)
 	} else {
 		result, err = c.Reconcile(c.t.Context(), k)
 	}
@@ -1177,7 +1182,7 @@ func TestWhatIsDecidedOnOldNewsIsTriedEverLater(t *testing.T) {
 		refused++
 		return apierrors.NewConflict(schema.GroupResource{Resource: "podips"}, "x", errors.New("changed"))
 	}
-	k := addressKey(netip.MustParseAddr("10.6.168.101"))
+	k := pool.KeyOfAddress(netip.MustParseAddr("10.6.168.101"))
 	last := time.Duration(0)
 	for range 10 {
 		result, err := c.Reconcile(t.Context(), k)
@@ -1736,7 +1741,7 @@ func TestAPoolGivesNothingToAPodThatIsOnANodeOutsideIt(t *testing.T) {
 	if err := a.Update(t.Context(), &node); err != nil {
 		t.Fatal(err)
 	}
-	c.sweep(c.session)
+	c.wakesWaiting()
 	c.works()
 	if _, has := a.pod(t, "outside"); len(has) != 1 {
 		t.Errorf("the pod on node-1 has %v once that is in the pool", has)

@@ -30,7 +30,7 @@ func poolOf(o *stayputv1alpha1.PodIPPool) pool.Pool {
 	for _, r := range o.Spec.Routes {
 		spec.Routes = append(spec.Routes, pool.RouteSpec{Dst: r.Destination, GW: r.Gateway})
 	}
-	p := pool.Pool{Name: o.Name, Version: o.ResourceVersion,
+	p := pool.Pool{Name: o.Name, Version: o.ResourceVersion, Revision: fmt.Sprint(o.UID, "/", o.Generation),
 		Disabled: o.Spec.Allocation == stayputv1alpha1.AllocationDisabled,
 		Deleting: o.DeletionTimestamp != nil, Held: slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse)}
 	p.Range, p.Invalid = pool.Parse(spec)

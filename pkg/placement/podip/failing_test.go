@@ -137,7 +137,7 @@ func TestWhatAPodWaitsForIsSaidAgain(t *testing.T) {
 	c.notes()
 	for _, pause := range []time.Duration{ordinaryWait + time.Second, time.Minute, cluster.SayAgainAfter} {
 		a.now = a.now.Add(pause)
-		c.sweep(c.session)
+		c.wakesWaiting()
 		c.works()
 		if notes := c.notes(); (len(notes) > 0) != (pause != time.Minute) {
 			t.Errorf("after %s more: %q", pause, notes)

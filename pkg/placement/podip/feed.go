@@ -51,7 +51,7 @@ func (f *feed) Transformer() toolscache.TransformFunc {
 
 func (f *feed) Add(o any) error {
 	f.c.mu.Lock()
-	defer f.c.mu.Unlock()
+	defer f.c.unlock()
 	f.put(o.(client.Object))
 	return nil
 }
@@ -67,7 +67,7 @@ func (f *feed) Update(o any) error { return f.Add(o) }
 
 func (f *feed) Delete(o any) error {
 	f.c.mu.Lock()
-	defer f.c.mu.Unlock()
+	defer f.c.unlock()
 	f.remove(o.(client.Object), o.(client.Object).GetResourceVersion())
 	return nil
 }
@@ -75,7 +75,7 @@ func (f *feed) Delete(o any) error {
 // Replace is called with a whole list.
 func (f *feed) Replace(list []any, version string) error {
 	f.c.mu.Lock()
-	defer f.c.mu.Unlock()
+	defer f.c.unlock()
 	is := map[string]bool{}
 	for _, o := range list {
 		is[o.(client.Object).GetName()] = true
@@ -158,15 +158,8 @@ func (c *follower) answers(s *session) *feed {
 	names := map[string]bool{}
 	return &feed{c: c.state,
 		set: func(o client.Object) {
-			was, is := s.book.Answer(o.GetName()), answerOf(o.(*stayputv1alpha1.PodIPReport), c.longest)
-			s.book.SetAnswer(is)
-			s.wakeSilentLocked()
-			if s.ready && (!names[is.Node] || was.CannotRoute != is.CannotRoute) {
-				for uid := range s.blocked {
-					s.wakePodLocked(uid)
-				}
-			}
-			names[is.Node] = true
+			s.book.SetAnswer(answerOf(o.(*stayputv1alpha1.PodIPReport), c.longest))
+			names[o.GetName()] = true
 		},
 		remove: func(o client.Object, _ string) {
 			delete(names, o.GetName())
@@ -205,44 +198,21 @@ func (c *follower) nodes(s *session) toolscache.ResourceEventHandler {
 	set := func(o any) {
 		if node, ok := o.(*corev1.Node); ok {
 			c.mu.Lock()
-			defer c.mu.Unlock()
+			defer c.unlock()
 			s.book.SetNode(nodeOf(node, c.agents))
 		}
 	}
-	back := func(name string) {
-		for _, uid := range s.book.Barren(name) {
-			s.wakePodLocked(uid)
-		}
-	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) {
-			set(o)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if node, ok := o.(*corev1.Node); ok {
-				back(node.Name)
-			}
-		},
-		UpdateFunc: func(was, is any) {
-			before, okWas := was.(*corev1.Node)
-			after, okIs := is.(*corev1.Node)
-			set(is)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if okWas && okIs && nodeOf(before, c.agents) != nodeOf(after, c.agents) {
-				s.wakeSilentLocked()
-				back(after.Name)
-			}
-		},
+		AddFunc:    set,
+		UpdateFunc: func(_, is any) { set(is) },
 		DeleteFunc: func(o any) {
 			if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
 				o = gone.Obj
 			}
 			if node, ok := o.(*corev1.Node); ok {
 				c.mu.Lock()
-				defer c.mu.Unlock()
+				defer c.unlock()
 				s.book.RemoveNode(node.Name)
-				s.wakeSilentLocked()
 			}
 		},
 	}

@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -94,7 +93,7 @@ func (c *follower) look(ctx context.Context) support {
 		err = c.live.List(ctx, &stayputv1alpha1.PodIPPoolList{}, client.Limit(1))
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	switch {
 	case err == nil:
 		if c.served != serving {
@@ -185,7 +184,9 @@ func (c *follower) serve(ctx context.Context) error {
 			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPAudit")
 		}
 		c.findAgents(ctx, s)
-		c.sweep(s)
+		c.mu.Lock()
+		s.book.WakeWaiting()
+		c.unlock()
 	}
 }
 
@@ -202,7 +203,7 @@ func (c *follower) giveBack(ctx context.Context) {
 		}
 		c.mu.Lock()
 		idle = c.queue != nil && c.queue.Len() == 0 && (c.pods == nil || c.pods.Len() == 0)
-		c.mu.Unlock()
+		c.unlock()
 	}
 	debug.FreeOSMemory()
 }
@@ -221,20 +222,17 @@ func (c *follower) begin(ctx context.Context) (*session, error) {
 	if c.session != nil {
 		seen = c.session.book.Roll()
 	}
-	c.mu.Unlock()
+	c.unlock()
 	next, err := c.writeRoll(ctx, pool.Lead(live, seen, c.now().Truncate(time.Microsecond)))
 	if err != nil {
 		return nil, fmt.Errorf("marking the PodIPAudit: %w", err)
 	}
 	s := &session{
-		book: pool.NewBook(next), invalid: map[pool.UID]error{}, blocked: map[pool.UID][]netip.Addr{},
-		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]silence{},
-		quarantined: map[netip.Addr]struct{}{}, gated: map[pool.UID]*wait{},
-		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]said{},
-		stale: make(chan struct{}), c: c.state,
+		book: pool.NewBook(next), invalid: map[pool.UID]error{}, gated: map[pool.UID]*wait{},
+		expires: map[netip.Addr]string{}, said: map[string]said{}, stale: make(chan struct{}), c: c.state,
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.session = s
 	for _, o := range c.pools {
 		s.book.SetPool(c.poolLocked(o))
@@ -250,7 +248,7 @@ func (c *follower) mark(ctx context.Context, s *session) error {
 	}
 	c.mu.Lock()
 	w := s.book.Lead(live, c.now().Truncate(time.Microsecond)).(pool.WriteRoll)
-	c.mu.Unlock()
+	c.unlock()
 	next, err := c.writeRoll(ctx, w.Roll)
 	if err != nil {
 		return err
@@ -266,7 +264,7 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 	for _, uid := range s.book.Pods() {
 		s.before[uid] = s.book.Pod(uid)
 	}
-	c.mu.Unlock()
+	c.unlock()
 	exist := map[pool.UID]bool{}
 	list := &corev1.PodList{}
 	for {
@@ -286,7 +284,7 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 	c.mu.Lock()
 	known := s.book.Pods()
 	s.before, s.ended = nil, nil
-	c.mu.Unlock()
+	c.unlock()
 	for _, uid := range known {
 		if !exist[uid] && !c.there(ctx, s, uid) {
 			s.removePod(uid, "", false)
@@ -299,7 +297,7 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 func (c *follower) there(ctx context.Context, s *session, uid pool.UID) bool {
 	c.mu.Lock()
 	p := s.book.Pod(uid)
-	c.mu.Unlock()
+	c.unlock()
 	if p == nil {
 		return false
 	}

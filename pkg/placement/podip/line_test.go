@@ -21,8 +21,8 @@ import (
 // pods returns the pods that are to be looked at, and forgets all that is.
 func (l *line) pods() (uids []string) {
 	for _, k := range l.now {
-		if k.kind == kindPod {
-			uids = append(uids, k.name)
+		if k.Kind == pool.KeyPod {
+			uids = append(uids, k.Name)
 		}
 	}
 	l.now = nil
@@ -38,11 +38,11 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	addrs := []netip.Addr{netip.MustParseAddr("10.6.168.101"), netip.MustParseAddr("10.6.168.102")}
 	put := func(addr netip.Addr) {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		c.session.setIPLocked(&stayputv1alpha1.PodIP{
 			ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(addr), UID: "ip", ResourceVersion: "1"},
-			Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, PodUID: "other",
-				Interface: "eth0"},
+			Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, Namespace: "default",
+				PodName: "other", PodUID: "other", Interface: "eth0"},
 		})
 	}
 	for _, addr := range addrs {
@@ -52,13 +52,11 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	var pods []*cluster.Pod
 	waits := func(uid pool.UID) {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		plan := c.session.book.Place(uid, a.now)
 		if plan.Reason == "" {
 			t.Fatalf("%s gets an address: %+v", uid, plan)
 		}
-		c.session.noteWaitLocked(uid, plan)
-		c.session.wakeRoomLocked()
 	}
 	for i := range many { // the youngest first
 		pod := cluster.PodOf(asking(fmt.Sprintf("web-%05d", many-1-i), "blue", made(time.Duration(many-1-i)*time.Second)))
@@ -74,8 +72,8 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	}
 	free := func(addr netip.Addr) []string {
 		c.mu.Lock()
-		defer c.mu.Unlock()
 		c.session.removeIPLocked(addr)
+		c.unlock()
 		return c.line.pods()
 	}
 	is := func(when string, got []string, want ...string) {
@@ -84,21 +82,21 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 			t.Errorf("%s: %v are looked at, want %v", when, got, want)
 		}
 	}
-	is("one address is free", free(addrs[0]), "web-00000")
+	is("one address is free", free(addrs[0]), "other", "web-00000")
 	c.mu.Lock()
 	plan := c.session.book.Place("uid-web-00000", a.now)
-	c.mu.Unlock()
+	c.unlock()
 	if len(plan.Writes) == 0 {
 		t.Fatalf("the oldest waits: %+v", plan)
 	}
-	is("it is about to be given, and another one is free", free(addrs[1]), "web-00001")
+	is("it is about to be given, and another one is free", free(addrs[1]), "other", "web-00001")
 	c.session.unreserve(plan.Writes)
 	is("it was not given", c.line.pods(), "web-00001", "web-00002")
 	put(addrs[0])
 	put(addrs[1])
 	c.line.pods()
-	c.sweep(c.session)
-	is("none is free", c.line.pods(), "web-00000") // its write has failed
+	c.wakesWaiting()
+	is("none is free", c.line.pods())
 	for _, pod := range pods {
 		c.follower.podEvents(c.session).OnDelete(pod)
 		is("a pod that waits is deleted", c.line.pods())

@@ -2,7 +2,6 @@ package podip
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"time"
@@ -80,7 +79,7 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 // now returns what the Book says, nil if there is none, or no pool.
 func (m *metrics) now() (all []prometheus.Metric) {
 	m.c.mu.Lock()
-	defer m.c.mu.Unlock()
+	defer m.c.unlock()
 	s := m.c.session
 	if s == nil || !s.ready || len(m.c.pools) == 0 {
 		return nil
@@ -97,17 +96,15 @@ func (m *metrics) now() (all []prometheus.Metric) {
 		gauge(m.waiting, float64(len(s.book.Waiting(name))), name)
 	}
 	held, oldest := map[bool]int{}, map[bool]time.Duration{}
-	for a, w := range s.silent {
-		if s.heldLocked(a) {
-			held[w.operator]++
-			oldest[w.operator] = max(oldest[w.operator], now.Sub(w.since))
-		}
-	}
+	s.book.Unproven(func(since time.Time, operator bool) {
+		held[operator]++
+		oldest[operator] = max(oldest[operator], now.Sub(since))
+	})
 	for _, operator := range []bool{false, true} {
 		gauge(m.held, float64(held[operator]), strconv.FormatBool(operator))
 		gauge(m.oldest, oldest[operator].Seconds(), strconv.FormatBool(operator))
 	}
-	gauge(m.quarantined, float64(len(s.quarantined)))
+	gauge(m.quarantined, float64(s.book.Quarantined("")))
 	recalling := 0.0
 	if s.book.Roll().Recalling {
 		recalling = 1
@@ -152,17 +149,4 @@ func (m *metrics) observeGate(w *wait) {
 	if w != nil {
 		m.placed.WithLabelValues(strconv.FormatBool(w.waited)).Observe(max(0, m.c.now().Sub(w.since).Seconds()))
 	}
-}
-
-// silence is since when a pod that is deleted may still have an address.
-type silence struct {
-	of       pool.UID
-	since    time.Time
-	operator bool // only an operator's word ends it
-}
-
-// heldLocked reports whether the pod of an address is deleted and may still answer for it.
-func (s *session) heldLocked(a netip.Addr) bool {
-	p := s.book.PodIP(a)
-	return p != nil && p.Quarantine.Reason == "" && s.book.Pod(p.PodUID) == nil
 }

@@ -40,9 +40,9 @@ type Claimer struct {
 func (c *Claimer) Pods() source.Source {
 	return source.Func(func(_ context.Context, q podQueue) error {
 		c.mu.Lock()
-		defer c.mu.Unlock()
+		defer c.unlock()
 		c.pods = q
-		c.enqueueAllLocked()
+		c.wakeAllLocked()
 		return nil
 	})
 }
@@ -133,7 +133,7 @@ func (c *Claimer) asks(ctx context.Context, pod *corev1.Pod) (bool, error) {
 		return false, fmt.Errorf("reading the default of namespace %s: %w", pod.Namespace, err)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	current := namespace{o.GetLabels(), pool.OfNamespace(o.GetAnnotations())}
 	if asks = pool.AsksByDefault(current.asks, c.words == serving); asks && c.session != nil {
 		c.setNamespaceLocked(c.session, pod.Namespace, current)
@@ -145,7 +145,7 @@ func (c *Claimer) asks(ctx context.Context, pod *corev1.Pod) (bool, error) {
 // and asks no longer waits for nothing.
 func (c *Claimer) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	spiderpool := c.words == serving
 	asks, decides := pool.AsksItself(pod.Annotations, spiderpool)
 	switch {
@@ -157,7 +157,6 @@ func (c *Claimer) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error)
 		asks, byDefault = pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true
 	}
 	if s := c.session; !asks && s != nil && s.book.Pod(pool.UID(pod.UID)) != nil {
-		s.unblockLocked(pool.UID(pod.UID))
 		s.book.StopWaiting(pool.UID(pod.UID))
 	}
 	return asks, byDefault, nil
@@ -166,7 +165,7 @@ func (c *Claimer) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error)
 // lacking says why there can be no addresses at all, empty if there can.
 func (c *Claimer) lacking() string {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	switch c.served {
 	case off:
 		return "it requests pool addresses, but the cluster has no PodIPPools: install stayput with pools.enabled"
@@ -183,13 +182,13 @@ func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, kn
 	c.mu.Lock()
 	s = c.session
 	if s == nil || !s.ready || s.book.Stale() {
-		c.mu.Unlock()
+		c.unlock()
 		return nil, nil, nil
 	}
 	unseen := s.book.Pod(uid) == nil
 	s.setPodLocked(pod, false)
 	known, problem = s.book.Pod(uid), s.invalid[uid]
-	c.mu.Unlock()
+	c.unlock()
 	if !unseen || known == nil {
 		return s, known, problem
 	}
@@ -208,22 +207,27 @@ func (c *Claimer) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim
 	claim := &Claim{c: c, session: s, at: c.now()}
 	c.mu.Lock()
 	plan := s.book.Place(uid, claim.at)
-	c.mu.Unlock()
+	c.unlock()
 	if !gated {
 		outside, err := c.outside(ctx, plan, pod.Spec.NodeName)
 		if err != nil || outside != "" {
 			s.unreserve(plan.Writes)
-			plan = pool.Plan{Reason: outside}
 		}
 		if err != nil {
 			return nil, err
 		}
+		if outside != "" {
+			plan = pool.Plan{Reason: outside}
+			c.mu.Lock()
+			s.book.Refuse(uid, outside)
+			c.unlock()
+		}
 	}
 	c.mu.Lock()
-	s.noteWaitLocked(uid, plan)
-	s.wakeRoomLocked()
-	claim.gated = s.gated[uid]
-	c.mu.Unlock()
+	if claim.gated = s.gated[uid]; claim.gated != nil && plan.Reason != "" {
+		claim.gated.waited = true
+	}
+	c.unlock()
 	claim.plan, claim.Retry = plan, until(plan, claim.at)
 	if plan.Reason == "" {
 		claim.Ready, claim.Last = len(plan.Writes) > 0, lastOf(plan)
@@ -304,7 +308,7 @@ func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, kn
 	for _, a := range known.Has {
 		c.mu.Lock()
 		back := slices.Contains(s.book.Barren(a.Last), known.UID)
-		c.mu.Unlock()
+		c.unlock()
 		if !back || !home.KeptFrom(pod, a.Last) {
 			continue
 		}
@@ -335,7 +339,7 @@ func (c *Claimer) outside(ctx context.Context, plan pool.Plan, name string) (str
 		return "", fmt.Errorf("reading node %s: %w", name, err)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	taken := map[netip.Addr]bool{}
 	for _, w := range plan.Writes {
 		switch w := w.(type) {
@@ -379,7 +383,7 @@ func (c *Claimer) findDeployment(ctx context.Context, s *session, p *pool.Pod) e
 		return nil
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.above[p.Workload.UID] = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
 		UID: string(owner.UID)}
 	if is := s.book.Pod(p.UID); is != nil {

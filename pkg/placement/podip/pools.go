@@ -35,7 +35,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	c.mu.Lock()
 	o := c.pools[name]
 	if o == nil {
-		c.mu.Unlock()
+		c.unlock()
 		return nil
 	}
 	o = o.DeepCopy()
@@ -54,7 +54,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 			others = append(others, *p)
 		}
 	}
-	c.mu.Unlock()
+	c.unlock()
 	if is.Name == "" {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	if isSpider(o) {
 		return c.showSpiderIPPool(ctx, s, is, count, overlaps, held)
 	}
-	if held != "" && s.firstOf(kindPool+" "+name, held) {
+	if held != "" && s.firstOf(string(pool.KeyPool)+" "+name, held) {
 		c.events.Eventf(o, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", held)
 	}
 	was := o.DeepCopy()
@@ -124,7 +124,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 		return fmt.Errorf("patching the status of PodIPPool %s: %w", name, err)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.setPoolLocked(o)
 	return nil
 }
@@ -178,7 +178,7 @@ func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.P
 	overlaps []string, held string) error {
 	c.mu.Lock()
 	o := c.spider[is.Name]
-	c.mu.Unlock()
+	c.unlock()
 	if o == nil {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.P
 		return fmt.Errorf("patching the status of SpiderIPPool %s: %w", is.Name, err)
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.setSpiderIPPoolLocked(o)
 	return nil
 }
@@ -225,7 +225,7 @@ func (c *Controller) sayOfSpider(s *session, o *spiderpoolv2beta1.SpiderIPPool, 
 func (c *Controller) finalizeReplaced(ctx context.Context, s *session, name string) error {
 	c.mu.Lock()
 	o, is := c.spider[name], c.pools[name]
-	c.mu.Unlock()
+	c.unlock()
 	if o == nil || is == nil || isSpider(is) {
 		return nil
 	}

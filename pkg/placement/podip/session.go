@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -24,17 +23,10 @@ type session struct {
 	ready bool
 	// invalid says of pods what of their annotations is not valid.
 	invalid map[pool.UID]error
-	// blocked are the pods that wait, with the addresses that they wait for; on has the same by address.
-	blocked map[pool.UID][]netip.Addr
-	on      map[netip.Addr]map[pool.UID]struct{}
-	// silent are the addresses that wait for what a node says, quarantined those in quarantine.
-	silent      map[netip.Addr]silence
-	quarantined map[netip.Addr]struct{}
-	gated       map[pool.UID]*wait
+	gated   map[pool.UID]*wait
 	// expires is status.expires, if it is not empty.
-	expires    map[netip.Addr]string
-	byWorkload map[home.Ref]map[netip.Addr]struct{}
-	said       map[string]said
+	expires map[netip.Addr]string
+	said    map[string]said
 	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen
 	// since; both are nil at other times.
 	before map[pool.UID]*pool.Pod
@@ -50,7 +42,7 @@ var errStale = errors.New("the API server's data were restored, or all nodes hav
 
 func (s *session) setRoll(r pool.Roll) {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
+	defer s.c.unlock()
 	was := s.book.Stale()
 	s.book.SetRoll(r)
 	if s.book.Stale() && s.ready || s.book.Stale() && !was {
@@ -84,132 +76,46 @@ func (s *session) setIPLocked(o *stayputv1alpha1.PodIP) {
 	if was != nil && newer(was.Version, p.Version) {
 		return
 	}
-	if was != nil {
-		s.unindexLocked(was)
-	}
 	s.book.SetPodIP(p)
-	if p.Workload != (pool.Workload{}) {
-		of := workloadOf(&p)
-		if s.byWorkload[of] == nil {
-			s.byWorkload[of] = map[netip.Addr]struct{}{}
-		}
-		s.byWorkload[of][p.Addr] = struct{}{}
-	}
-	if delete(s.quarantined, p.Addr); p.Quarantine.Reason != "" {
-		s.quarantined[p.Addr] = struct{}{}
-	}
 	if s.expires[p.Addr] = o.Status.Expires; o.Status.Expires == "" {
 		delete(s.expires, p.Addr)
 	}
-	if was != nil && was.Conflict != "" && p.Conflict == "" {
-		s.wakeDisputedLocked(p.Pool)
-	}
-	if was == nil || was.Version != p.Version {
-		s.wakeMovedLocked(p.Addr, p.Pool)
-		s.c.enqueuePodLocked(types.NamespacedName{Namespace: p.Namespace, Name: p.PodName})
-	}
-	s.wakeRoomLocked()
 }
 
 // setIP puts in a PodIP as a write returned it.
 func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
+	defer s.c.unlock()
 	s.setIPLocked(o)
 }
 
-func (s *session) unindexLocked(p *pool.PodIP) {
-	of := workloadOf(p)
-	if delete(s.byWorkload[of], p.Addr); len(s.byWorkload[of]) == 0 {
-		delete(s.byWorkload, of)
-	}
-}
-
 func (s *session) removeIPLocked(a netip.Addr) {
-	p := s.book.PodIP(a)
-	s.unindexLocked(p)
 	s.book.RemovePodIP(a)
 	delete(s.expires, a)
-	delete(s.silent, a)
-	delete(s.quarantined, a)
 	delete(s.said, stayputv1alpha1.PodIPName(a))
-	if p.Conflict != "" {
-		s.wakeDisputedLocked(p.Pool)
-	}
-	s.wakeMovedLocked(a, p.Pool)
-	s.c.enqueuePodLocked(types.NamespacedName{Namespace: p.Namespace, Name: p.PodName})
-	s.wakeRoomLocked()
 }
 
-// wakePodLocked enqueues a pod that the Book has.
-func (s *session) wakePodLocked(uid pool.UID) {
-	if p := s.book.Pod(uid); p != nil {
-		s.c.enqueuePodLocked(types.NamespacedName{Namespace: p.Namespace, Name: p.Name})
-	}
-}
-
-// wakeRoomLocked enqueues the pods that wait for an address of a pool and may get one now.
-func (s *session) wakeRoomLocked() {
-	for _, uid := range s.book.Woken(s.c.now()) {
-		s.wakePodLocked(uid)
-	}
-}
-
-// wakeMovedLocked wakes what an address bears upon.
-func (s *session) wakeMovedLocked(a netip.Addr, of string) {
-	s.c.enqueueLocked(addressKey(a), key{kindPool, of})
-	for uid := range s.on[a] {
-		s.wakePodLocked(uid)
-	}
-}
-
-// wakeDisputedLocked enqueues what waits because a machine answers for too many addresses of a pool: it has one less.
-func (s *session) wakeDisputedLocked(of string) {
-	for _, a := range s.book.Disputed(of) {
-		s.c.enqueueLocked(addressKey(a))
-	}
-}
-
-// wakeSilentLocked wakes all that waits for what nodes say.
-func (s *session) wakeSilentLocked() {
-	if !s.ready {
-		return
-	}
-	s.c.enqueueLocked(key{kindRoll, ""})
-	for a := range s.silent {
-		s.c.enqueueLocked(addressKey(a))
-	}
-	for _, uids := range s.on {
-		for uid := range uids {
-			s.wakePodLocked(uid)
-		}
-	}
-}
-
-// setPod puts a pod in, if it has to do with pools, and enqueues it if that is news. listed: past the cache.
+// setPod puts a pod in, if it has to do with pools. listed: past the cache.
 func (s *session) setPod(pod *cluster.Pod, listed bool) {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	if s.setPodLocked(pod, listed) {
-		s.wakePodLocked(pool.UID(pod.GetUID()))
-	}
+	defer s.c.unlock()
+	s.setPodLocked(pod, listed)
 }
 
-// setPodLocked puts a pod in, and reports whether there may be something to do for it. A pod that was listed past the
-// cache replaces any version that was known, which may be the newer one after a restore, but does not override what has
-// happened since.
-func (s *session) setPodLocked(pod *cluster.Pod, listed bool) (news bool) {
+// setPodLocked puts a pod in. A pod that was listed past the cache replaces any version that was known, which may be
+// the newer one after a restore, but does not override what has happened since.
+func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	uid := pool.UID(pod.GetUID())
 	was := s.book.Pod(uid)
 	in, spiderpool := s.c.namespaces[pod.GetNamespace()], s.c.words == serving
 	if was == nil && !asks(pod, in, spiderpool) && s.book.Given(uid) == nil {
-		return false
+		return
 	}
 	core := pod.Core()
 	overrules := listed && was == s.before[uid]
 	if core.Spec.HostNetwork || listed && s.ended[uid] || pool.Placed(was, core.ResourceVersion) ||
 		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
-		return false
+		return
 	}
 	current, err := podOf(core, in, spiderpool, s.c.workloads.Numbers(core), s.c.longest)
 	if pod.TooLong() {
@@ -227,24 +133,13 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) (news bool) {
 		s.invalid[uid] = err
 	}
 	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; says && current.Has == nil {
-		return false // what it has is not known: what was known of it stands
+		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(current)
 	if err != nil { // it is given nothing, and keeps no other pod from it
 		s.book.StopWaiting(uid)
-		s.unblockLocked(uid)
 	}
-	s.wakeRoomLocked()
 	s.noteGateLocked(&current, home.LastGate(core), was == nil, s.c.now())
-	if was != nil && (was.Version == current.Version || was.Gated == current.Gated && was.Node == current.Node &&
-		was.Ending == current.Ending && was.Over == current.Over && len(was.Has) == len(current.Has) && !current.Gated) {
-		return false // a mere change of its status, or none
-	}
-	if !current.Gated {
-		s.unblockLocked(uid)
-	}
-	s.wakeBorneLocked(&current)
-	return true
 }
 
 // vouchedLocked reports whether the addresses that a pod has by its annotation are true: they name the guard that there
@@ -267,21 +162,11 @@ func (s *session) vouchedLocked(is *pool.Pod, core *corev1.Pod) bool {
 
 func same(x, y pool.Address) bool { return x.Prefix == y.Prefix && x.Interface == y.Interface }
 
-// wakeBorneLocked wakes the addresses that a pod bears upon.
-func (s *session) wakeBorneLocked(p *pool.Pod) {
-	for _, a := range s.book.About(p) {
-		s.c.enqueueLocked(addressKey(a))
-		for uid := range s.on[a] {
-			s.wakePodLocked(uid)
-		}
-	}
-}
-
 // removePod takes out a pod that the cluster has no more, and had on this node, if that is known; final: as its watch
 // says, without a gap.
 func (s *session) removePod(uid pool.UID, node string, final bool) {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
+	defer s.c.unlock()
 	if s.ended != nil {
 		s.ended[uid] = true
 	}
@@ -296,54 +181,8 @@ func (s *session) removePod(uid pool.UID, node string, final bool) {
 	}
 	s.book.RemovePod(uid, final, s.c.now())
 	delete(s.gated, uid)
-	s.unblockLocked(uid)
 	delete(s.invalid, uid)
 	delete(s.said, string(uid))
-	s.wakeBorneLocked(is)
-	s.wakeRoomLocked()
-}
-
-// noteWaitLocked notes what a pod waits for.
-func (s *session) noteWaitLocked(uid pool.UID, plan pool.Plan) {
-	s.unblockLocked(uid)
-	if plan.Reason == "" {
-		return
-	}
-	s.blocked[uid] = plan.Addrs
-	if w := s.gated[uid]; w != nil {
-		w.waited = true
-	}
-	for _, a := range plan.Addrs {
-		if s.on[a] == nil {
-			s.on[a] = map[pool.UID]struct{}{}
-		}
-		s.on[a][uid] = struct{}{}
-	}
-}
-
-func (s *session) unblockLocked(uid pool.UID) {
-	for _, a := range s.blocked[uid] {
-		if delete(s.on[a], uid); len(s.on[a]) == 0 {
-			delete(s.on, a)
-		}
-	}
-	delete(s.blocked, uid)
-}
-
-// noteSilenceLocked notes whether an address waits for what nodes say.
-func (s *session) noteSilenceLocked(a netip.Addr, plan pool.Plan, now time.Time) {
-	was := s.silent[a]
-	if delete(s.silent, a); s.book.Settled(a) {
-		return
-	}
-	is := silence{operator: plan.Remedy != ""}
-	if s.heldLocked(a) {
-		is.of, is.since = s.book.PodIP(a).PodUID, now
-		if was.of == is.of {
-			is.since = was.since
-		}
-	}
-	s.silent[a] = is
 }
 
 // said is what was said of an object last, and when.
@@ -356,7 +195,7 @@ type said struct {
 // long enough ago.
 func (s *session) firstOf(about, note string) bool {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
+	defer s.c.unlock()
 	last, now := s.said[about], s.c.now()
 	if last.note == note && now.Sub(last.at) < cluster.SayAgainAfter {
 		return false
@@ -368,23 +207,17 @@ func (s *session) firstOf(about, note string) bool {
 // unreserve gives back the addresses of writes that were not made, or may not have been made.
 func (s *session) unreserve(writes []pool.Write) {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
+	defer s.c.unlock()
 	for _, w := range writes {
 		if create, ok := w.(pool.CreateIP); ok {
 			s.book.Unreserve(create.PodIP.Addr)
 		}
 	}
-	s.wakeRoomLocked()
 }
 
 // notePlaced notes that a pod has been placed.
 func (s *session) notePlaced(w pool.PlacePod) {
 	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	is := w.NoteIn(s.book)
-	if is == nil {
-		return // the watch was faster
-	}
-	s.unblockLocked(w.UID)
-	s.wakeBorneLocked(is)
+	defer s.c.unlock()
+	w.NoteIn(s.book)
 }

@@ -1,10 +1,8 @@
 package podip
 
 import (
-	"cmp"
 	"errors"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -63,18 +61,8 @@ func newState(o Options) *state {
 }
 
 type (
-	queue    = workqueue.TypedRateLimitingInterface[key]
+	queue    = workqueue.TypedRateLimitingInterface[pool.Key]
 	podQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-)
-
-// key names what is reconciled.
-type key struct{ kind, name string }
-
-// The kinds of keys: an address, a pool, and the roll.
-const (
-	kindAddress = "address"
-	kindPool    = "pool"
-	kindRoll    = "roll"
 )
 
 // support is what is known of whether there are pools.
@@ -93,30 +81,29 @@ type namespace struct {
 	asks   map[string]string // those of its annotations by which its pods ask for addresses
 }
 
-func (c *state) enqueue(keys ...key) {
-	c.mu.Lock()
+// unlock enqueues what the changes of the Book have woken, and unlocks mu.
+func (c *state) unlock() {
 	defer c.mu.Unlock()
-	c.enqueueLocked(keys...)
+	if c.session != nil {
+		c.enqueueLocked(c.session.book.Woken(c.now())...)
+	}
 }
 
-// enqueueLocked queues a key. Until there is a Book nothing is reconciled, but then all.
-func (c *state) enqueueLocked(keys ...key) {
-	if c.queue == nil || c.session == nil || !c.session.ready {
+// enqueueLocked enqueues keys. Until there is a Book nothing is decided, but then about everything.
+func (c *state) enqueueLocked(keys ...pool.Key) {
+	if c.session == nil || !c.session.ready {
 		return
 	}
 	for _, k := range keys {
-		if k.kind == kindPool { // whose status counts what happens all the time
+		switch {
+		case k.Kind == pool.KeyPod && c.pods != nil:
+			c.pods.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: k.Namespace, Name: k.Name}})
+		case k.Kind == pool.KeyPod || c.queue == nil:
+		case k.Kind == pool.KeyPool: // whose status counts what happens all the time
 			c.queue.AddAfter(k, time.Second)
-			continue
+		default:
+			c.queue.Add(k)
 		}
-		c.queue.Add(k)
-	}
-}
-
-// enqueuePodLocked enqueues a pod. Until there is a Book nothing is decided, but then about all pods.
-func (c *state) enqueuePodLocked(pod types.NamespacedName) {
-	if c.pods != nil && c.session != nil && c.session.ready && pod.Name != "" {
-		c.pods.Add(reconcile.Request{NamespacedName: pod})
 	}
 }
 
@@ -157,59 +144,22 @@ func (c *state) hasLocked() (is has) {
 // older.
 func (c *state) end(s *session) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	s.ready = false
 }
 
 // open queues everything.
 func (c *state) open(s *session) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	s.ready = true
-	c.enqueueAllLocked()
+	s.book.WakeAll()
 }
 
-// enqueueAllLocked enqueues every key, and every pod, the oldest first.
-func (c *state) enqueueAllLocked() {
-	s := c.session
-	if s == nil {
-		return
-	}
-	c.enqueueLocked(key{kindRoll, ""})
-	for _, a := range s.book.Addresses() {
-		c.enqueueLocked(addressKey(a))
-	}
-	uids := s.book.Pods()
-	slices.SortFunc(uids, func(x, y pool.UID) int {
-		return cmp.Or(s.book.Pod(x).Created.Compare(s.book.Pod(y).Created), cmp.Compare(x, y))
-	})
-	for _, uid := range uids {
-		s.wakePodLocked(uid)
-	}
-	for name := range c.pools {
-		c.enqueueLocked(key{kindPool, name})
-	}
-}
-
-// sweep queues again what waits. Of the pods that wait for an address to become free it queues those for which there is
-// one.
-func (c *state) sweep(s *session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.enqueueLocked(key{kindRoll, ""})
-	for uid := range s.blocked {
-		if !s.book.WaitsInLine(uid) {
-			s.wakePodLocked(uid)
-		}
-	}
-	for a := range s.silent {
-		c.enqueueLocked(addressKey(a))
-	}
-	for name := range c.pools {
-		for _, uid := range s.book.Next(name, c.now()) {
-			s.wakePodLocked(uid)
-		}
-		c.enqueueLocked(key{kindPool, name})
+// wakeAllLocked wakes everything, if there is a Book.
+func (c *state) wakeAllLocked() {
+	if c.session != nil {
+		c.session.book.WakeAll()
 	}
 }
 
@@ -229,30 +179,8 @@ func (c *state) setPoolLocked(o *stayputv1alpha1.PodIPPool) {
 		close(c.first)
 	}
 	c.answerLocked()
-	s := c.session
-	if s == nil {
-		return
-	}
-	before, is := s.book.Pool(o.Name), c.poolLocked(o)
-	gives := before != nil && before.Invalid == nil
-	s.book.SetPool(is)
-	c.enqueueLocked(key{kindPool, o.Name})
-	if was != nil && was.UID == o.UID && was.Generation == o.Generation && gives == (is.Invalid == nil) &&
-		was.DeletionTimestamp.IsZero() == o.DeletionTimestamp.IsZero() {
-		return
-	}
-	for uid := range s.blocked {
-		s.wakePodLocked(uid)
-	}
-	for name := range c.pools { // they may overlap
-		c.enqueueLocked(key{kindPool, name})
-	}
-	if o.DeletionTimestamp != nil {
-		for _, a := range s.book.Addresses() {
-			if ip := s.book.PodIP(a); ip != nil && ip.Pool == o.Name {
-				c.enqueueLocked(addressKey(a))
-			}
-		}
+	if c.session != nil {
+		c.session.book.SetPool(c.poolLocked(o))
 	}
 }
 
@@ -267,9 +195,6 @@ func (c *state) removePoolLocked(name string) {
 	if o := c.spider[name]; o != nil { // its turn again
 		c.setPoolLocked(adapt(o))
 	}
-	for other := range c.pools {
-		c.enqueueLocked(key{kindPool, other})
-	}
 }
 
 // setNamespaceLocked records a namespace, and makes its gated pods follow it.
@@ -279,16 +204,10 @@ func (c *state) setNamespaceLocked(s *session, name string, is namespace) {
 	}
 	c.namespaces[name] = is
 	c.answerLocked()
-	for uid := range s.blocked {
-		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
-			again := *p
-			again.Namespaced = is.labels
-			s.book.SetPod(again)
-		}
-	}
+	s.book.SetNamespace(name, is.labels)
 	for uid := range s.gated { // what they ask for is read again
 		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
-			s.wakePodLocked(uid)
+			c.enqueueLocked(p.Key())
 		}
 	}
 }
@@ -335,7 +254,7 @@ func (c *state) setSpiderIPPoolLocked(o *spiderpoolv2beta1.SpiderIPPool) {
 		c.setPoolLocked(adapt(o))
 		return
 	}
-	c.enqueueLocked(key{kindPool, o.Name})
+	c.enqueueLocked(pool.KeyOfPool(o.Name))
 }
 
 // removeSpiderIPPoolLocked takes a SpiderIPPool out.
@@ -369,7 +288,7 @@ func (c *state) putPoolLocked(o client.Object) {
 // setWords notes whether Spiderpool's words count. If that has changed, a new Book is begun: other pods ask.
 func (c *state) setWords(count bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	was := c.words
 	if c.words = off; count {
 		c.words = serving

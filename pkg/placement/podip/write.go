@@ -128,7 +128,7 @@ func (c *writer) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
 	c.mu.Lock()
 	is := s.book.PodIP(p.Addr)
 	held := is != nil && is.Held
-	c.mu.Unlock()
+	c.unlock()
 	o := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if held != p.Held {
 		if err := c.live.Get(ctx, types.NamespacedName{Name: name}, o); err != nil {
@@ -215,7 +215,7 @@ func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod,
 	}
 	c.mu.Lock()
 	guard := c.guard
-	c.mu.Unlock()
+	c.unlock()
 	var addresses []any
 	for _, a := range w.Addresses {
 		addresses = append(addresses, vouched{a, guard})
@@ -238,7 +238,7 @@ func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod,
 			to.Affinity.Required = append(to.Affinity.Required, required...)
 		}
 	}
-	c.mu.Unlock()
+	c.unlock()
 	if err != nil {
 		return err
 	}
@@ -254,14 +254,14 @@ func (c *writer) holdPool(ctx context.Context, s *session, w pool.HoldPool) erro
 	if is := c.pools[w.Name]; is != nil && isSpider(is) {
 		o = &spiderpoolv2beta1.SpiderIPPool{}
 	}
-	c.mu.Unlock()
+	c.unlock()
 	if err := c.live.Get(ctx, types.NamespacedName{Name: w.Name}, o); err != nil {
 		return fmt.Errorf("reading pool %s: %w", w.Name, err)
 	}
 	if o.GetResourceVersion() != w.Version {
 		c.mu.Lock()
 		c.putPoolLocked(o)
-		c.mu.Unlock()
+		c.unlock()
 		return conflict("podippools", w.Name)
 	}
 	return c.setFinalizer(ctx, o, w.Held)
@@ -287,7 +287,7 @@ func (c *writer) setFinalizer(ctx context.Context, o client.Object, on bool) err
 		return nil // it is gone
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	c.putPoolLocked(o)
 	return nil
 }
@@ -342,10 +342,10 @@ func (c *writer) refreshIP(ctx context.Context, s *session, a netip.Addr) {
 	o := &stayputv1alpha1.PodIP{}
 	c.mu.Lock()
 	was := s.book.PodIP(a)
-	c.mu.Unlock()
+	c.unlock()
 	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPName(a)}, o)
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.unlock()
 	switch is := s.book.PodIP(a); {
 	case err == nil:
 		s.setIPLocked(o)
@@ -367,7 +367,7 @@ type past struct {
 
 func (p past) Seen() pool.Roll {
 	p.c.mu.Lock()
-	defer p.c.mu.Unlock()
+	defer p.c.unlock()
 	return p.s.book.Roll()
 }
 
