@@ -34,20 +34,25 @@ func (p *PodIP) machine() string {
 	return p.Quarantine.MAC
 }
 
-// claimed returns how many addresses of a pool other machines with such MAC addresses answer for.
-func (b *Book) claimed(pool string, by func(mac string) bool) (n int) {
-	for a := range b.disputed {
-		if p := b.ips[a]; p.Pool == pool && by(p.machine()) {
-			n++
+// disputes are the PodIPs in quarantine, and those whose address another machine has.
+type disputes map[netip.Addr]*PodIP
+
+// machines returns for how many addresses of a pool other machines answer, by their MAC addresses and in all.
+func (d disputes) machines(pool string) (claims map[string]int, all int) {
+	claims = map[string]int{}
+	for _, p := range d {
+		if p.Pool == pool && p.machine() != "" {
+			claims[p.machine()]++
+			all++
 		}
 	}
-	return n
+	return claims, all
 }
 
 // Quarantined returns how many addresses of a pool are in quarantine, of all pools if it is empty.
-func (b *Book) Quarantined(pool string) (n uint64) {
-	for a := range b.disputed {
-		if p := b.ips[a]; (pool == "" || p.Pool == pool) && p.Quarantine.Reason != "" {
+func (d disputes) Quarantined(pool string) (n uint64) {
+	for _, p := range d {
+		if (pool == "" || p.Pool == pool) && p.Quarantine.Reason != "" {
 			n++
 		}
 	}
@@ -60,14 +65,8 @@ const heldRemedy = "find that machine on the link and stop it, or exclude its ad
 // HeldBy returns why a pool makes no new allocations, empty if it does: more than [machineMost] of its addresses are in
 // quarantine, or keep a pod from starting, because of one machine; or more than [machinesMost] because of any. The
 // quarantine of an address ends after an hour, unless it is found again then.
-func (b *Book) HeldBy(pool string) (reason, remedy string) {
-	claims, all := map[string]int{}, 0
-	for a := range b.disputed {
-		if p := b.ips[a]; p.Pool == pool && p.machine() != "" {
-			claims[p.machine()]++
-			all++
-		}
-	}
+func (d disputes) HeldBy(pool string) (reason, remedy string) {
+	claims, all := d.machines(pool)
 	for _, mac := range slices.Sorted(maps.Keys(claims)) {
 		if claims[mac] > machineMost {
 			return fmt.Sprintf("a machine with the MAC address %s answers for more than %d of its addresses", mac, machineMost),
@@ -81,23 +80,22 @@ func (b *Book) HeldBy(pool string) (reason, remedy string) {
 	return "", ""
 }
 
-// claims returns why no pod of a pool is ended because of a machine, empty if one may be.
-func (b *Book) claims(pool, mac string) string {
-	switch {
-	case b.claimed(pool, func(by string) bool { return by == mac }) > machineMost:
+// spares returns why no pod of a pool is ended because of a machine, empty if one may be.
+func (d disputes) spares(pool, mac string) string {
+	switch claims, all := d.machines(pool); {
+	case claims[mac] > machineMost:
 		return fmt.Sprintf("which answers for more than %d addresses of pool %s", machineMost, pool)
-	case b.claimed(pool, func(by string) bool { return by != "" }) > machinesMost:
+	case all > machinesMost:
 		return fmt.Sprintf("and other machines answer for addresses of pool %s, more than %d in all", pool, machinesMost)
 	}
 	return ""
 }
 
 // endsAt returns when the next pod of a workload may be ended because another machine has its address a.
-func (b *Book) endsAt(of Workload, a netip.Addr) (at time.Time) {
+func (d disputes) endsAt(workload Workload, a netip.Addr) (at time.Time) {
 	pause := endPauseFirst
-	for other := range b.disputed {
-		p := b.ips[other]
-		if other == a || p.Workload != of || p.Quarantine.MAC == "" {
+	for _, p := range d {
+		if p.Addr == a || p.Workload != workload || p.Quarantine.MAC == "" {
 			continue
 		}
 		if !at.IsZero() {

@@ -51,6 +51,22 @@ type Situation struct {
 	Agent func(node string) bool
 }
 
+// Fence returns what the fence says of an address.
+func (f *facts) Fence(p *PodIP, now time.Time) Finding {
+	return Fence(f.situation(p, now))
+}
+
+func (f *facts) situation(p *PodIP, now time.Time) Situation {
+	s := Situation{
+		Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Answers: f.answers, Asked: f.roll.Asked[p.PodUID],
+		Held: f.holders(p.PodUID), Agent: f.hadAgent,
+	}
+	if end, ok := f.ends[p.PodUID]; ok {
+		s.End = &end
+	}
+	return s
+}
+
 // askAfter is how long the fence waits for a report before nodes are asked for one: longer than an agent is away when
 // it is upgraded, or than kubelet takes to remove what is left of a pod.
 const askAfter = 30 * time.Second

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -37,13 +36,6 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 		return !now.Before(until), fmt.Sprintf("it is kept for %s", k.For), until
 	}
 	return true, "it has no retention", time.Time{}
-}
-
-// Addresses returns all addresses that [Book.Review] may have something to do with. It takes time by their number.
-func (b *Book) Addresses() []netip.Addr {
-	all := slices.AppendSeq(slices.Collect(maps.Keys(b.ips)), maps.Keys(b.told))
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all)
 }
 
 // Review reviews one address: it makes a PodIP again that a pod lacks, quarantines a PodIP that several pods have, and
@@ -163,7 +155,7 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	}
 	plan := Plan{Reason: why}
 	if p.Quarantine.Reason == "" {
-		if too := b.claims(p.Pool, p.Conflict); too != "" {
+		if too := b.spares(p.Pool, p.Conflict); too != "" {
 			return Plan{Reason: why + ", " + too, Remedy: heldRemedy}
 		}
 		if at := b.endsAt(pod.Workload, p.Addr); now.Before(at) {

@@ -3,6 +3,7 @@ package pool
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -117,6 +118,18 @@ func (p *PodIP) boundOn(node string) bool {
 
 // conflicts reports whether another machine has the address, so that the pod it was given to could not start.
 func (p *PodIP) conflicts() bool { return p.Of == p.PodUID && p.Phase == Allocated && p.Conflict != "" }
+
+// WorkloadKey names a workload, regardless of the served version of its kind.
+type WorkloadKey struct{ Group, Kind, Namespace, Name string }
+
+// WorkloadKey returns the key of the workload of an address.
+func (p *PodIP) WorkloadKey() WorkloadKey {
+	group, _, versioned := strings.Cut(p.Workload.APIVersion, "/")
+	if !versioned {
+		group = "" // the core API
+	}
+	return WorkloadKey{group, p.Workload.Kind, p.Namespace, p.Workload.Name}
+}
 
 // Pod is a pod that asks for addresses of pools, has some, or was given some.
 type Pod struct {

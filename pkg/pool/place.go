@@ -139,20 +139,6 @@ func (b *Book) lost(all []choice, now time.Time) (nodes []string) {
 	return nodes
 }
 
-// Barren returns the pods that were kept from a node, as it was lost, and have not got another one. The node is back:
-// nothing can be taken back of what a pod requires, but its successor may go there.
-func (b *Book) Barren(node string) (all []UID) {
-	if n, exists := b.nodes[node]; !exists || !n.Ready || n.Off {
-		return nil
-	}
-	for uid := range b.wakes.unbound {
-		if slices.ContainsFunc(b.pods[uid].Has, func(h Address) bool { return h.Last == node }) {
-			all = append(all, uid)
-		}
-	}
-	return all
-}
-
 // mostWithout bounds what is written into a pod. Where more nodes cannot route, the pool has a node selector.
 const mostWithout = 100
 

@@ -136,10 +136,6 @@ func (b *Book) SetRoll(r Roll) {
 	b.roll = r
 }
 
-// Stale reports whether the API server has forgotten something since this Book was begun, or has been told it again: no
-// further decision is made with it. Call Lead, then begin a new one with what the API server has now.
-func (b *Book) Stale() bool { return b.stale }
-
 // ask begins a round, and notes what it is about.
 func (b *Book) ask(about UID, now time.Time) WriteRoll {
 	next := b.roll
@@ -178,21 +174,6 @@ func (b *Book) recalling(now time.Time) (reason, remedy string) {
 func (b *Book) recalled(why string, now time.Time) Finding {
 	return everyone(Situation{Now: now, Nodes: b.nodes, Asked: b.roll.Epoch, Agent: b.hadAgent}, why,
 		func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
-}
-
-// Unanswered returns the nodes whose answer to the last question for all nodes is awaited, sorted. Those that are off,
-// or can have no address, are not among them.
-func (b *Book) Unanswered() (nodes []string) {
-	if !b.roll.Recalling && len(b.roll.Asked) == 0 {
-		return nil
-	}
-	for name, n := range b.nodes {
-		if !(n.Foreign && !b.hadAgent(name)) && !n.off() && b.answers[name].Round < b.roll.Round {
-			nodes = append(nodes, name)
-		}
-	}
-	slices.Sort(nodes)
-	return nodes
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and

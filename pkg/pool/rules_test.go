@@ -93,7 +93,7 @@ var broke = []struct{ file, is, becomes string }{
 		`return ok && (broken(answersAreFresh) || s.Asked > 0 && a.Round >= s.Asked) &&`},
 	{"fence.go", `case n.Foreign && !s.hadAgent(name) || satisfied(name):`,
 		`case n.Foreign && !s.hadAgent(name) || satisfied(name) || broken(everyNodeAnswers):`},
-	{"book.go", `return pod == nil || pod.Node == node ||`,
+	{"facts.go", `return pod == nil || pod.Node == node ||`,
 		`return pod == nil || pod.Node == node || broken(recallsEnd) ||`},
 	{"life.go", `&& !p.Held && !p.Deleting {`, `&& !p.Held && !p.Deleting && !broken(finalizerHolds) {`},
 	{"life.go", `		return b.end(p, "its pod has other addresses", nil)`, `		if broken(surplusIsFreed) {

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -46,12 +45,10 @@ type wakes struct {
 	// waits are the pods that wait, with the addresses that they wait for. on is the same by address. sharing are those of
 	// shared identities, which take whichever address of theirs is free first.
 	waits   map[UID][]netip.Addr
-	on      map[netip.Addr]map[UID]struct{}
-	sharing map[Owner]map[UID]struct{}
+	on      index[netip.Addr, UID]
+	sharing index[Owner, UID]
 	// silent are the addresses that wait for what nodes say.
 	silent map[netip.Addr]silence
-	// unbound are the pods that were placed and have no node yet.
-	unbound map[UID]struct{}
 }
 
 // silence is since when an address waits for what nodes say of a pod that is deleted.
@@ -62,8 +59,8 @@ type silence struct {
 }
 
 func newWakes() wakes {
-	return wakes{in: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: map[netip.Addr]map[UID]struct{}{},
-		sharing: map[Owner]map[UID]struct{}{}, silent: map[netip.Addr]silence{}, unbound: map[UID]struct{}{}}
+	return wakes{in: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
+		sharing: index[Owner, UID]{}, silent: map[netip.Addr]silence{}}
 }
 
 func (w *wakes) wake(keys ...Key) {
@@ -79,22 +76,22 @@ func (w *wakes) wake(keys ...Key) {
 func (b *Book) noteWait(uid UID, plan Plan) {
 	w, pod := &b.wakes, b.pods[uid]
 	for _, a := range w.waits[uid] {
-		removeFrom(w.on, a, uid)
+		w.on.remove(a, uid)
 	}
 	delete(w.waits, uid)
 	if pod == nil {
 		return
 	}
-	removeFrom(w.sharing, ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
+	w.sharing.remove(ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
 	if plan.Reason == "" {
 		return
 	}
 	w.waits[uid] = plan.Addrs
 	for _, a := range plan.Addrs {
-		addTo(w.on, a, uid)
+		w.on.add(a, uid)
 	}
 	if pod.Identity != "" {
-		addTo(w.sharing, ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
+		w.sharing.add(ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
 	}
 }
 
@@ -112,23 +109,6 @@ func (b *Book) noteSilence(a netip.Addr, plan Plan, now time.Time) {
 		}
 	}
 	b.wakes.silent[a] = s
-}
-
-// Settled reports whether an address waits for nothing that a node could say: it is in no quarantine, and its pod is
-// there or known to be gone.
-func (b *Book) Settled(a netip.Addr) bool {
-	p := b.ips[a]
-	if p == nil || p.Quarantine.Reason != "" {
-		return p == nil && b.told[a] == nil
-	}
-	pod := b.pods[p.PodUID]
-	return p.gone() || pod != nil && !pod.Ending && !pod.Over
-}
-
-// unproven reports whether the pod of an address is deleted and may still have it.
-func (b *Book) unproven(a netip.Addr) bool {
-	p := b.ips[a]
-	return p != nil && p.Quarantine.Reason == "" && b.pods[p.PodUID] == nil
 }
 
 // Unproven calls visit for each address whose pod is deleted and may still have it, with the time since when that is
@@ -230,8 +210,8 @@ func (b *Book) wakeMoved(p *PodIP) {
 
 // wakeDisputed wakes what waits because machines answer for too many addresses of a pool: they have one less.
 func (b *Book) wakeDisputed(pool string) {
-	for a := range b.disputed {
-		if b.ips[a].Pool == pool {
+	for a, p := range b.disputes {
+		if p.Pool == pool {
 			b.wakes.wake(KeyOfAddress(a))
 		}
 	}
@@ -257,18 +237,6 @@ func (b *Book) wakeSilent() {
 	}
 }
 
-// WorkloadKey names a workload, regardless of the served version of its kind.
-type WorkloadKey struct{ Group, Kind, Namespace, Name string }
-
-// WorkloadKey returns the key of the workload of an address.
-func (p *PodIP) WorkloadKey() WorkloadKey {
-	group, _, versioned := strings.Cut(p.Workload.APIVersion, "/")
-	if !versioned {
-		group = "" // the core API
-	}
-	return WorkloadKey{group, p.Workload.Kind, p.Namespace, p.Workload.Name}
-}
-
 // SetNamespace puts the labels of a namespace in, for its pods that wait.
 func (b *Book) SetNamespace(name string, labels map[string]string) {
 	for uid := range b.wakes.waits {
@@ -281,11 +249,6 @@ func (b *Book) SetNamespace(name string, labels map[string]string) {
 	}
 }
 
-// OfWorkload returns the addresses of the pods of a workload, sorted.
-func (b *Book) OfWorkload(k WorkloadKey) []netip.Addr {
-	return slices.SortedFunc(maps.Keys(b.byWorkload[k]), netip.Addr.Compare)
-}
-
 // changedSince reports whether there may be something to do for a pod that was not to be done for what it was, nil if
 // it is new.
 func (p *Pod) changedSince(was *Pod) bool {
@@ -296,19 +259,4 @@ func (p *Pod) changedSince(was *Pod) bool {
 // isUnbound reports whether a pod was placed and has no node yet.
 func (p *Pod) isUnbound() bool {
 	return p.Has != nil && !p.Gated && p.Node == "" && !p.Ending && !p.Over
-}
-
-// addTo adds one of what an index has of a key.
-func addTo[K, V comparable](of map[K]map[V]struct{}, key K, one V) {
-	if of[key] == nil {
-		of[key] = map[V]struct{}{}
-	}
-	of[key][one] = struct{}{}
-}
-
-// removeFrom removes it.
-func removeFrom[K, V comparable](of map[K]map[V]struct{}, key K, one V) {
-	if delete(of[key], one); len(of[key]) == 0 {
-		delete(of, key)
-	}
 }

@@ -1,0 +1,218 @@
+package pool
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// facts are what the cluster says, as far as it is known, with its indexes. The Set and Remove methods of [Book] write
+// them, nothing else does; every decision reads them.
+type facts struct {
+	roll  Roll
+	stale bool
+
+	pools      map[string]*stock
+	ips        map[netip.Addr]*PodIP
+	owned      map[Owner][]netip.Addr // sorted
+	given      map[UID][]netip.Addr   // in the order in which they were put in
+	byWorkload index[WorkloadKey, netip.Addr]
+	disputes
+	pods    map[UID]*Pod
+	named   map[Owner]UID          // the newest pod of this name that exists
+	told    index[netip.Addr, UID] // pods whose annotation has the address
+	runs    index[netip.Addr, UID] // those that run with it and have no annotation
+	unbound map[UID]struct{}       // those that were placed and have no node yet
+	ends    map[UID]End
+	nodes   map[string]Node
+	used    map[string]int // how many PodIPs name a node
+	answers map[string]Answer
+	held    map[UID][]string // the nodes that say that they have the pod
+}
+
+func newFacts(r Roll) facts {
+	return facts{
+		roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
+		given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
+		pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
+		unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
+		answers: map[string]Answer{}, held: map[UID][]string{},
+	}
+}
+
+// Pool returns what is known of a pool, nil if it is unknown.
+func (f *facts) Pool(name string) *Pool {
+	if s := f.pools[name]; s != nil {
+		return &s.Pool
+	}
+	return nil
+}
+
+// PodIP returns what is known of an address, nil if it is unassigned.
+func (f *facts) PodIP(a netip.Addr) *PodIP { return f.ips[a] }
+
+// Given returns a PodIP of a pod, which may be unknown, nil if the pod has none.
+func (f *facts) Given(uid UID) *PodIP {
+	for _, a := range f.given[uid] {
+		return f.ips[a]
+	}
+	return nil
+}
+
+// Addresses returns all addresses that [Book.Review] may have something to do with. It takes time by their number.
+func (f *facts) Addresses() []netip.Addr {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(f.ips)), maps.Keys(f.told))
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// OfWorkload returns the addresses of the pods of a workload, sorted.
+func (f *facts) OfWorkload(k WorkloadKey) []netip.Addr {
+	return slices.SortedFunc(maps.Keys(f.byWorkload[k]), netip.Addr.Compare)
+}
+
+// About returns the addresses that a pod bears upon: its own, those it was told of, and those of its name or identity.
+func (f *facts) About(p *Pod) []netip.Addr {
+	all := slices.Concat(f.given[p.UID], f.owned[ownerOf(p.Namespace, p.Name, p.Identity)],
+		f.owned[Owner{Namespace: p.Namespace, Pod: p.Name}])
+	for _, h := range p.Has {
+		all = append(all, h.Prefix.Addr())
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// Pod returns what is known of a pod, nil if it is unknown.
+func (f *facts) Pod(uid UID) *Pod { return f.pods[uid] }
+
+// Pods returns all pods, in no order.
+func (f *facts) Pods() []UID { return slices.Collect(maps.Keys(f.pods)) }
+
+// Barren returns the pods that were kept from a node, as it was lost, and have not got another one. The node is back:
+// nothing can be taken back of what a pod requires, but its successor may go there.
+func (f *facts) Barren(node string) (all []UID) {
+	if n, exists := f.nodes[node]; !exists || !n.Ready || n.Off {
+		return nil
+	}
+	for uid := range f.unbound {
+		if slices.ContainsFunc(f.pods[uid].Has, func(h Address) bool { return h.Last == node }) {
+			all = append(all, uid)
+		}
+	}
+	return all
+}
+
+// Node reports whether there is a node.
+func (f *facts) Node(name string) bool {
+	_, there := f.nodes[name]
+	return there
+}
+
+// Answer returns the answer of a node, the zero Answer if there is none.
+func (f *facts) Answer(node string) Answer { return f.answers[node] }
+
+// holders returns the nodes that say that they have a pod, and whose word counts.
+func (f *facts) holders(uid UID) (nodes []string) {
+	for _, node := range f.held[uid] {
+		if f.heeds(node, uid) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// heeds reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
+// only if a restore has made that forget its node. So of a pod that was made since all nodes were asked, no other
+// node's word counts: an agent may lie.
+func (f *facts) heeds(node string, uid UID) bool {
+	pod := f.pods[uid]
+	return pod == nil || pod.Node == node || f.predates(pod)
+}
+
+// predates reports whether a pod may have been made before all nodes were asked.
+func (f *facts) predates(pod *Pod) bool {
+	return pod.Created.Before(time.Unix(0, f.roll.Epoch).Add(Skew))
+}
+
+// hadAgent reports whether a node has ever answered, or had an address.
+func (f *facts) hadAgent(node string) bool {
+	_, answered := f.answers[node]
+	return answered || f.used[node] > 0
+}
+
+// Roll returns the roll as it was put in last.
+func (f *facts) Roll() Roll { return f.roll }
+
+// Stale reports whether the API server has forgotten something since this Book was begun, or has been told it again: no
+// further decision is made with it. Call Lead, then begin a new one with what the API server has now.
+func (f *facts) Stale() bool { return f.stale }
+
+// Unanswered returns the nodes whose answer to the last question for all nodes is awaited, sorted. Those that are off,
+// or can have no address, are not among them.
+func (f *facts) Unanswered() (nodes []string) {
+	if !f.roll.Recalling && len(f.roll.Asked) == 0 {
+		return nil
+	}
+	for name, n := range f.nodes {
+		if !(n.Foreign && !f.hadAgent(name)) && !n.off() && f.answers[name].Round < f.roll.Round {
+			nodes = append(nodes, name)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
+// Settled reports whether an address waits for nothing that a node could say: it is in no quarantine, and its pod is
+// there or known to be gone.
+func (f *facts) Settled(a netip.Addr) bool {
+	p := f.ips[a]
+	if p == nil || p.Quarantine.Reason != "" {
+		return p == nil && f.told[a] == nil
+	}
+	pod := f.pods[p.PodUID]
+	return p.gone() || pod != nil && !pod.Ending && !pod.Over
+}
+
+// unproven reports whether the pod of an address is deleted and may still have it.
+func (f *facts) unproven(a netip.Addr) bool {
+	p := f.ips[a]
+	return p != nil && p.Quarantine.Reason == "" && f.pods[p.PodUID] == nil
+}
+
+// Count is how many addresses a pool has: status.addresses.
+type Count struct{ Total, Used, Free, OutOfRange uint64 }
+
+// Count counts the addresses of a pool.
+func (f *facts) Count(pool string, now time.Time) Count {
+	s := f.pools[pool]
+	if s == nil {
+		return Count{}
+	}
+	total, used := s.Range.Set.Count(), uint64(len(s.in))
+	return Count{Total: total, Used: used, Free: s.left(now), OutOfRange: uint64(len(s.out))}
+}
+
+// index is a set of values for each key that has any.
+type index[K, V comparable] map[K]map[V]struct{}
+
+func (i index[K, V]) add(key K, value V) {
+	if i[key] == nil {
+		i[key] = map[V]struct{}{}
+	}
+	i[key][value] = struct{}{}
+}
+
+func (i index[K, V]) remove(key K, value V) {
+	if delete(i[key], value); len(i[key]) == 0 {
+		delete(i, key)
+	}
+}
+
+// drop takes a value out of an index that keeps an order.
+func drop[K, V comparable](index map[K][]V, key K, value V) {
+	left := slices.DeleteFunc(index[key], func(v V) bool { return v == value })
+	if index[key] = left; len(left) == 0 {
+		delete(index, key)
+	}
+}
