@@ -12,24 +12,20 @@ import (
 // It is not safe for concurrent use: also its questions note things down. Their answers take time by the addresses of a
 // pod or identity, not by their number in the cluster, but for the few that say otherwise. What a Book returns may be
 // read, not changed.
-type Book struct {
-	facts
-	lines lines
-	wakes wakes
-}
+type Book struct{ waiting }
 
 // endsMost is how many ends of pods are remembered. Without one, more nodes have to be asked.
 const endsMost = 50_000
 
 // NewBook begins a Book by the roll as it is past all caches. What is put in must have been listed later.
 func NewBook(r Roll) *Book {
-	return &Book{facts: newFacts(r), lines: newLines(), wakes: newWakes()}
+	return &Book{newWaiting(newFacts(r))}
 }
 
 // SetPool puts a pool in. It takes time by the number of PodIPs if the addresses of the pool have changed.
 func (b *Book) SetPool(p Pool) {
 	old := b.pools[p.Name]
-	defer b.wakes.wake(KeyOfPool(p.Name))
+	defer b.wake(KeyOfPool(p.Name))
 	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting ||
 		(old.Invalid == nil) != (p.Invalid == nil) {
 		defer b.wakeChanged(p.Name)
@@ -48,20 +44,6 @@ func (b *Book) SetPool(p Pool) {
 		s.take(ip)
 	}
 	b.lines.stir(p.Name)
-}
-
-// wakeChanged wakes what a pool bears upon: pods, its addresses if it is being deleted, and pools that it overlaps. The
-// pool may be gone.
-func (b *Book) wakeChanged(name string) {
-	b.wakePlaces()
-	b.wakePools()
-	if s := b.pools[name]; s != nil && s.Deleting {
-		for _, addrs := range []map[netip.Addr]bool{s.in, s.out} {
-			for a := range addrs {
-				b.wakes.wake(KeyOfAddress(a))
-			}
-		}
-	}
 }
 
 // RemovePool takes a pool out.
@@ -114,7 +96,7 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 	}
 	b.unindex(p)
 	delete(b.ips, a)
-	delete(b.wakes.silent, a)
+	delete(b.silent, a)
 	if p.Conflict != "" {
 		b.wakeDisputed(p.Pool)
 	}
@@ -123,15 +105,6 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 		s.free(a)
 	}
 	b.stirPools(a)
-}
-
-// stirPools notes that an address may be free.
-func (b *Book) stirPools(a netip.Addr) {
-	for name, s := range b.pools {
-		if s.Range.Set.Contains(a) {
-			b.lines.stir(name)
-		}
-	}
 }
 
 // unindex forgets a PodIP everywhere but in ips.
@@ -216,6 +189,18 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 		}
 	}
 	b.ends[uid] = End{Node: p.Node, Final: final, At: now}
+}
+
+// SetNamespace puts the labels of a namespace in, for its pods that wait.
+func (b *Book) SetNamespace(name string, labels map[string]string) {
+	for uid := range b.waits {
+		if p := b.pods[uid]; p.Namespace == name {
+			again := *p
+			again.Namespaced = labels
+			b.pods[uid] = &again
+			b.wakePod(uid)
+		}
+	}
 }
 
 // SetNode puts a node in, as the cache has it.

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -24,8 +25,8 @@ func (t turn) compare(o turn) int {
 // lines are the pods that wait for addresses, by pool, the oldest first. Each step takes time by the logarithm of their
 // number, and moves memory.
 type lines struct {
-	of map[string][]turn
-	in map[UID]queued
+	byPool map[string][]turn
+	queued map[UID]queued
 	// stirred are the pools that may have an address for a pod now: an address is free, or the line has become shorter.
 	stirred map[string]bool
 }
@@ -37,12 +38,12 @@ type queued struct {
 }
 
 func newLines() lines {
-	return lines{of: map[string][]turn{}, in: map[UID]queued{}, stirred: map[string]bool{}}
+	return lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}}
 }
 
 // ahead returns how many pods have waited longer for an address of a pool.
 func (l lines) ahead(t turn, pool string) uint64 {
-	i, _ := slices.BinarySearchFunc(l.of[pool], t, turn.compare)
+	i, _ := slices.BinarySearchFunc(l.byPool[pool], t, turn.compare)
 	return uint64(i)
 }
 
@@ -51,25 +52,25 @@ func (l lines) join(t turn, pools []string) {
 	if len(pools) == 0 {
 		return
 	}
-	l.in[t.uid] = queued{t, pools}
+	l.queued[t.uid] = queued{t, pools}
 	for _, pool := range pools {
-		if i, found := slices.BinarySearchFunc(l.of[pool], t, turn.compare); !found {
-			l.of[pool] = slices.Insert(l.of[pool], i, t)
+		if i, found := slices.BinarySearchFunc(l.byPool[pool], t, turn.compare); !found {
+			l.byPool[pool] = slices.Insert(l.byPool[pool], i, t)
 		}
 	}
 }
 
 // leave notes that a pod no longer waits for an address, and returns the pools that it waited for.
 func (l lines) leave(uid UID) []string {
-	q := l.in[uid]
-	delete(l.in, uid)
+	q := l.queued[uid]
+	delete(l.queued, uid)
 	for _, pool := range q.pools {
-		all := l.of[pool]
+		all := l.byPool[pool]
 		if i, found := slices.BinarySearchFunc(all, q.turn, turn.compare); found {
 			all = slices.Delete(all, i, i+1)
 		}
-		if l.of[pool] = all; len(all) == 0 {
-			delete(l.of, pool)
+		if l.byPool[pool] = all; len(all) == 0 {
+			delete(l.byPool, pool)
 		}
 	}
 	return q.pools
@@ -82,32 +83,52 @@ func (l lines) stir(pools ...string) {
 }
 
 // StopWaiting notes that a pod no longer waits, as it is given nothing.
-func (b *Book) StopWaiting(uid UID) {
-	b.lines.stir(b.lines.leave(uid)...)
-	b.noteWait(uid, Plan{})
+func (w *waiting) StopWaiting(uid UID) {
+	w.lines.stir(w.lines.leave(uid)...)
+	w.noteWait(uid, Plan{})
 }
 
 // Waiting returns the pods that wait for an address of a pool, the oldest first.
-func (b *Book) Waiting(pool string) (all []UID) {
-	for _, t := range b.lines.of[pool] {
+func (w *waiting) Waiting(pool string) (all []UID) {
+	for _, t := range w.lines.byPool[pool] {
 		all = append(all, t.uid)
 	}
 	return all
 }
 
 // next returns the pods in a pool's line for which there is an address now: they are to be placed, the others are not.
-func (b *Book) next(pool string, now time.Time) []UID {
-	s := b.pools[pool]
-	if s == nil || len(b.lines.of[pool]) == 0 {
+func (w *waiting) next(pool string, now time.Time) []UID {
+	s := w.pools[pool]
+	if s == nil || len(w.lines.byPool[pool]) == 0 {
 		return nil
 	}
-	if held, _ := b.HeldBy(pool); held != "" {
+	if held, _ := w.HeldBy(pool); held != "" {
 		return nil
 	}
-	line := b.lines.of[pool]
+	line := w.lines.byPool[pool]
 	all := make([]UID, min(uint64(len(line)), s.left(now)))
 	for i := range all {
 		all[i] = line[i].uid
 	}
 	return all
+}
+
+// stirPools notes that an address may be free.
+func (w *waiting) stirPools(a netip.Addr) {
+	for name, s := range w.pools {
+		if s.Range.Set.Contains(a) {
+			w.lines.stir(name)
+		}
+	}
+}
+
+// Unreserve forgets that an address was about to be claimed: the write failed, and the address is in use by another pod
+// or still free.
+func (w *waiting) Unreserve(a netip.Addr) {
+	for name, s := range w.pools {
+		if _, reserved := s.reserved[a]; reserved {
+			delete(s.reserved, a)
+			w.lines.stir(name)
+		}
+	}
 }

@@ -49,7 +49,7 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	plan := b.place(uid, now)
 	b.noteWait(uid, plan)
 	for _, name := range waited { // if it waits there again, nothing has changed for those behind it
-		if !slices.Contains(b.lines.in[uid].pools, name) {
+		if !slices.Contains(b.lines.queued[uid].pools, name) {
 			b.lines.stir(name)
 		}
 	}
@@ -396,18 +396,4 @@ func (b *Book) toldTo(a netip.Addr, owner UID) bool {
 		}
 	}
 	return false
-}
-
-// Refuse notes that a pod waits though Place had addresses for it, for a reason that only the caller knows.
-func (b *Book) Refuse(uid UID, why string) { b.noteWait(uid, Plan{Reason: why}) }
-
-// Unreserve forgets that an address was about to be claimed: the write failed, and the address is in use by another pod
-// or still free.
-func (b *Book) Unreserve(a netip.Addr) {
-	for name, s := range b.pools {
-		if _, reserved := s.reserved[a]; reserved {
-			delete(s.reserved, a)
-			b.lines.stir(name)
-		}
-	}
 }

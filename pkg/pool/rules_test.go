@@ -155,8 +155,8 @@ var broke = []struct{ file, is, becomes string }{
 		return Deed{Report: Retained, Bar: bar}
 	case l.Netns && (lacks(Bound)`},
 	{"node.go", `Checked: r.Epoch != checked}`, `Checked: r.Epoch != checked && !broken(recallMeansChecked)}`},
-	{"wake.go", `	for pool := range b.lines.stirred {
-`, `	for pool := range b.lines.stirred {
+	{"wake.go", `	for pool := range w.lines.stirred {
+`, `	for pool := range w.lines.stirred {
 		if broken(roomWakes) {
 			continue
 		}
@@ -164,12 +164,12 @@ var broke = []struct{ file, is, becomes string }{
 	{"wake.go", `pod == nil || pod.Ending || pod.Over {
 		for`, `(pod == nil || pod.Ending || pod.Over) && !broken(sharersWake) {
 		for`},
-	{"book.go", `	b.wakePlaces()
-	b.wakePools()
+	{"wake.go", `	w.wakePlaces()
+	w.wakePools()
 `, `	if !broken(poolsWake) {
-		b.wakePlaces()
+		w.wakePlaces()
 	}
-	b.wakePools()
+	w.wakePools()
 `},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }

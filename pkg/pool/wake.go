@@ -37,11 +37,13 @@ func KeyOfPool(name string) Key { return Key{Kind: KeyPool, Name: name} }
 // Key returns the key of a pod.
 func (p *Pod) Key() Key { return Key{Kind: KeyPod, Namespace: p.Namespace, Name: p.Name} }
 
-// wakes knows what waits for what, and what has been woken since it was drained: all keys for which a decision may be
+// waiting knows what waits for what, and what has been woken since it was drained: all keys for which a decision may be
 // another one than before.
-type wakes struct {
-	woken []Key // in order
-	in    map[Key]struct{}
+type waiting struct {
+	facts
+	lines   lines
+	woken   []Key // in order
+	pending map[Key]struct{}
 	// waits are the pods that wait, with the addresses that they wait for. on is the same by address. sharing are those of
 	// shared identities, which take whichever address of theirs is free first.
 	waits   map[UID][]netip.Addr
@@ -53,28 +55,28 @@ type wakes struct {
 
 // silence is since when an address waits for what nodes say of a pod that is deleted.
 type silence struct {
-	of       UID
+	pod      UID
 	since    time.Time
 	operator bool // only an operator can end it
 }
 
-func newWakes() wakes {
-	return wakes{in: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
-		sharing: index[Owner, UID]{}, silent: map[netip.Addr]silence{}}
+func newWaiting(f facts) waiting {
+	return waiting{facts: f, lines: newLines(), pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{},
+		on: index[netip.Addr, UID]{}, sharing: index[Owner, UID]{}, silent: map[netip.Addr]silence{}}
 }
 
-func (w *wakes) wake(keys ...Key) {
+func (w *waiting) wake(keys ...Key) {
 	for _, k := range keys {
-		if _, woken := w.in[k]; !woken {
-			w.in[k] = struct{}{}
+		if _, woken := w.pending[k]; !woken {
+			w.pending[k] = struct{}{}
 			w.woken = append(w.woken, k)
 		}
 	}
 }
 
 // noteWait notes what a pod waits for, if it does.
-func (b *Book) noteWait(uid UID, plan Plan) {
-	w, pod := &b.wakes, b.pods[uid]
+func (w *waiting) noteWait(uid UID, plan Plan) {
+	pod := w.pods[uid]
 	for _, a := range w.waits[uid] {
 		w.on.remove(a, uid)
 	}
@@ -95,27 +97,30 @@ func (b *Book) noteWait(uid UID, plan Plan) {
 	}
 }
 
+// Refuse notes that a pod waits though Place had addresses for it, for a reason that only the caller knows.
+func (w *waiting) Refuse(uid UID, why string) { w.noteWait(uid, Plan{Reason: why}) }
+
 // noteSilence notes whether an address waits for what nodes say.
-func (b *Book) noteSilence(a netip.Addr, plan Plan, now time.Time) {
-	was := b.wakes.silent[a]
-	if delete(b.wakes.silent, a); b.Settled(a) {
+func (w *waiting) noteSilence(a netip.Addr, plan Plan, now time.Time) {
+	old := w.silent[a]
+	if delete(w.silent, a); w.Settled(a) {
 		return
 	}
 	s := silence{operator: plan.Remedy != ""}
-	if b.unproven(a) {
-		s.of, s.since = b.ips[a].PodUID, now
-		if was.of == s.of {
-			s.since = was.since
+	if w.unproven(a) {
+		s.pod, s.since = w.ips[a].PodUID, now
+		if old.pod == s.pod {
+			s.since = old.since
 		}
 	}
-	b.wakes.silent[a] = s
+	w.silent[a] = s
 }
 
 // Unproven calls visit for each address whose pod is deleted and may still have it, with the time since when that is
 // known, and whether only an operator can end it.
-func (b *Book) Unproven(visit func(since time.Time, operator bool)) {
-	for a, s := range b.wakes.silent {
-		if b.unproven(a) {
+func (w *waiting) Unproven(visit func(since time.Time, operator bool)) {
+	for a, s := range w.silent {
+		if w.unproven(a) {
 			visit(s.since, s.operator)
 		}
 	}
@@ -123,128 +128,130 @@ func (b *Book) Unproven(visit func(since time.Time, operator bool)) {
 
 // Woken returns what is to be decided about because something has changed since the last call. Of the pods that wait
 // for an address that becomes free it has only as many as there are addresses, the oldest first.
-func (b *Book) Woken(now time.Time) []Key {
-	for pool := range b.lines.stirred {
-		for _, uid := range b.next(pool, now) {
-			b.wakePod(uid)
+func (w *waiting) Woken(now time.Time) []Key {
+	for pool := range w.lines.stirred {
+		for _, uid := range w.next(pool, now) {
+			w.wakePod(uid)
 		}
 	}
-	clear(b.lines.stirred)
-	all := b.wakes.woken
-	b.wakes.woken = nil
-	clear(b.wakes.in)
+	clear(w.lines.stirred)
+	all := w.woken
+	w.woken = nil
+	clear(w.pending)
 	return all
 }
 
 // WakeAll wakes everything, the pods by their age.
-func (b *Book) WakeAll() {
-	b.wakes.wake(RecallKey)
-	for _, a := range b.Addresses() {
-		b.wakes.wake(KeyOfAddress(a))
+func (w *waiting) WakeAll() {
+	w.wake(RecallKey)
+	for _, a := range w.Addresses() {
+		w.wake(KeyOfAddress(a))
 	}
-	for _, p := range slices.SortedFunc(maps.Values(b.pods), older) {
-		b.wakes.wake(p.Key())
+	for _, p := range slices.SortedFunc(maps.Values(w.pods), older) {
+		w.wake(p.Key())
 	}
-	b.wakePools()
+	w.wakePools()
 }
 
 // WakeWaiting wakes what waits for something that no change announces, such as time that passes. It is called from time
 // to time.
-func (b *Book) WakeWaiting() {
-	for uid := range b.wakes.waits {
-		if _, inLine := b.lines.in[uid]; !inLine {
-			b.wakePod(uid)
+func (w *waiting) WakeWaiting() {
+	for uid := range w.waits {
+		if _, inLine := w.lines.queued[uid]; !inLine {
+			w.wakePod(uid)
 		}
 	}
-	for a := range b.wakes.silent {
-		b.wakes.wake(KeyOfAddress(a))
+	for a := range w.silent {
+		w.wake(KeyOfAddress(a))
 	}
-	for name := range b.pools {
-		b.lines.stir(name)
+	for name := range w.pools {
+		w.lines.stir(name)
 	}
-	b.wakes.wake(RecallKey)
-	b.wakePools()
+	w.wake(RecallKey)
+	w.wakePools()
 }
 
-func (b *Book) wakePod(uid UID) {
-	if p := b.pods[uid]; p != nil {
-		b.wakes.wake(p.Key())
+func (w *waiting) wakePod(uid UID) {
+	if p := w.pods[uid]; p != nil {
+		w.wake(p.Key())
 	}
 }
 
 // wakePlaces wakes every pod that waits.
-func (b *Book) wakePlaces() {
-	for uid := range b.wakes.waits {
-		b.wakePod(uid)
+func (w *waiting) wakePlaces() {
+	for uid := range w.waits {
+		w.wakePod(uid)
 	}
 }
 
-func (b *Book) wakePools() {
-	for name := range b.pools {
-		b.wakes.wake(KeyOfPool(name))
+func (w *waiting) wakePools() {
+	for name := range w.pools {
+		w.wake(KeyOfPool(name))
+	}
+}
+
+// wakeChanged wakes what a pool bears upon: pods, its addresses if it is being deleted, and pools that it overlaps. The
+// pool may be gone.
+func (w *waiting) wakeChanged(name string) {
+	w.wakePlaces()
+	w.wakePools()
+	if s := w.pools[name]; s != nil && s.Deleting {
+		for _, addrs := range []map[netip.Addr]bool{s.in, s.out} {
+			for a := range addrs {
+				w.wake(KeyOfAddress(a))
+			}
+		}
 	}
 }
 
 // wakeAddress wakes an address, and the pods that wait for it.
-func (b *Book) wakeAddress(a netip.Addr) {
-	b.wakes.wake(KeyOfAddress(a))
-	for uid := range b.wakes.on[a] {
-		b.wakePod(uid)
+func (w *waiting) wakeAddress(a netip.Addr) {
+	w.wake(KeyOfAddress(a))
+	for uid := range w.on[a] {
+		w.wakePod(uid)
 	}
-	p := b.ips[a]
+	p := w.ips[a]
 	if p == nil || p.Identity == "" {
 		return
 	}
-	if pod := b.pods[p.PodUID]; pod == nil || pod.Ending || pod.Over {
-		for uid := range b.wakes.sharing[p.owner()] {
-			b.wakePod(uid)
+	if pod := w.pods[p.PodUID]; pod == nil || pod.Ending || pod.Over {
+		for uid := range w.sharing[p.owner()] {
+			w.wakePod(uid)
 		}
 	}
 }
 
 // wakeMoved wakes what a PodIP bears upon that has changed, or is gone.
-func (b *Book) wakeMoved(p *PodIP) {
-	b.wakeAddress(p.Addr)
-	b.wakes.wake(KeyOfPool(p.Pool), Key{Kind: KeyPod, Namespace: p.Namespace, Name: p.PodName})
+func (w *waiting) wakeMoved(p *PodIP) {
+	w.wakeAddress(p.Addr)
+	w.wake(KeyOfPool(p.Pool), Key{Kind: KeyPod, Namespace: p.Namespace, Name: p.PodName})
 }
 
 // wakeDisputed wakes what waits because machines answer for too many addresses of a pool: they have one less.
-func (b *Book) wakeDisputed(pool string) {
-	for a, p := range b.disputes {
+func (w *waiting) wakeDisputed(pool string) {
+	for a, p := range w.disputes {
 		if p.Pool == pool {
-			b.wakes.wake(KeyOfAddress(a))
+			w.wake(KeyOfAddress(a))
 		}
 	}
 }
 
 // wakeBorne wakes the addresses that a pod bears upon.
-func (b *Book) wakeBorne(p *Pod) {
-	for _, a := range b.About(p) {
-		b.wakeAddress(a)
+func (w *waiting) wakeBorne(p *Pod) {
+	for _, a := range w.About(p) {
+		w.wakeAddress(a)
 	}
 }
 
 // wakeSilent wakes all that waits for what nodes say.
-func (b *Book) wakeSilent() {
-	b.wakes.wake(RecallKey)
-	for a := range b.wakes.silent {
-		b.wakeAddress(a)
+func (w *waiting) wakeSilent() {
+	w.wake(RecallKey)
+	for a := range w.silent {
+		w.wakeAddress(a)
 	}
-	for _, uids := range b.wakes.on {
+	for _, uids := range w.on {
 		for uid := range uids {
-			b.wakePod(uid)
-		}
-	}
-}
-
-// SetNamespace puts the labels of a namespace in, for its pods that wait.
-func (b *Book) SetNamespace(name string, labels map[string]string) {
-	for uid := range b.wakes.waits {
-		if p := b.pods[uid]; p.Namespace == name {
-			again := *p
-			again.Namespaced = labels
-			b.pods[uid] = &again
-			b.wakePod(uid)
+			w.wakePod(uid)
 		}
 	}
 }
