@@ -127,12 +127,7 @@ func (f *facts) holders(uid UID) (nodes []string) {
 // node's word counts: an agent may lie.
 func (f *facts) heeds(node string, uid UID) bool {
 	pod := f.pods[uid]
-	return pod == nil || pod.Node == node || f.predates(pod)
-}
-
-// predates reports whether a pod may have been made before all nodes were asked.
-func (f *facts) predates(pod *Pod) bool {
-	return pod.Created.Before(time.Unix(0, f.roll.Epoch).Add(Skew))
+	return pod == nil || pod.Node == node || f.roll.predates(pod)
 }
 
 // hadAgent reports whether a node has ever answered, or had an address.
@@ -170,8 +165,7 @@ func (f *facts) Settled(a netip.Addr) bool {
 	if p == nil || p.Quarantine.Reason != "" {
 		return p == nil && f.told[a] == nil
 	}
-	pod := f.pods[p.PodUID]
-	return p.gone() || pod != nil && !pod.Ending && !pod.Over
+	return p.gone() || f.pods[p.PodUID].alive()
 }
 
 // unproven reports whether the pod of an address is deleted and may still have it.

@@ -85,9 +85,8 @@ const askAfter = 30 * time.Second
 func Fence(s Situation) Finding {
 	p := s.IP
 	name := p.Namespace + "/" + p.PodName
-	alive := s.Pod != nil && !s.Pod.Ending && !s.Pod.Over
 	switch {
-	case alive:
+	case s.Pod.alive():
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
 	case p.gone() && s.believed():
 		f := Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}

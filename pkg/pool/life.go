@@ -42,14 +42,13 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 // ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
 // back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
-	if reason, remedy := b.recalling(now); reason != "" {
-		plan := Plan{Reason: reason, Remedy: remedy}
-		b.noteSilence(a, plan, now)
-		return plan
+	plan := recall{&b.facts, now}.missing()
+	waits := plan.Reason != ""
+	if !waits {
+		plan = b.review(a, now, wanted)
 	}
-	plan := b.review(a, now, wanted)
 	b.noteSilence(a, plan, now)
-	if p := b.ips[a]; p != nil && plan.Writes == nil && !p.Held && !p.Deleting {
+	if p := b.ips[a]; p != nil && !waits && plan.Writes == nil && !p.Held && !p.Deleting {
 		again := *p
 		again.Held = true
 		plan.Writes = []Write{UpdateIP{PodIP: again}}
@@ -97,7 +96,7 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	if f.Verdict != Yes {
 		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
 		if f.Ask {
-			plan.Writes = []Write{b.askFor(p, now)}
+			plan.Writes = []Write{b.roll.askFor(p, now)}
 		}
 		return plan
 	}
@@ -186,7 +185,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		if now.Before(since) { // by a clock that is ahead
 			now = since
 		}
-		return Plan{Reason: why, Writes: []Write{b.ask(about, now.Add(time.Microsecond))}}
+		return Plan{Reason: why, Writes: []Write{b.roll.ask(about, now.Add(time.Microsecond))}}
 	}
 	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent}, why,
 		func(node string) bool { return b.answers[node].Round >= asked || b.apart(p, node) })
@@ -217,7 +216,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		case pod != nil && b.surplus(pod, p):
 			f = Finding{}
 		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
-		case pod != nil && pod.Gated && !pod.Ending && (b.teller(p.Addr) != nil || len(heirs) == 1 && b.predates(pod)):
+		case pod != nil && pod.Gated && !pod.Ending && (b.teller(p.Addr) != nil || len(heirs) == 1 && b.roll.predates(pod)):
 			// Its claim was made on old news.
 			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
 			return Plan{Reason: why,
@@ -225,7 +224,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		case pod != nil && !pod.Ending && !pod.Over && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
 		case f.Verdict != Yes && f.Ask:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{b.askFor(p, now)}}
+			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{b.roll.askFor(p, now)}}
 		case f.Verdict != Yes:
 			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy}
 		}
@@ -240,7 +239,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 			if pod == nil || pod.Ending || pod.Over {
 				plan := Plan{Reason: why + "; its pod has ended"}
 				if now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
-					plan.Writes = []Write{b.ask(about, now)}
+					plan.Writes = []Write{b.roll.ask(about, now)}
 				}
 				return plan
 			}

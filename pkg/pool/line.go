@@ -49,9 +49,6 @@ func (l lines) ahead(t turn, pool string) uint64 {
 
 // join notes that a pod waits for an address of these pools. It waits for none before.
 func (l lines) join(t turn, pools []string) {
-	if len(pools) == 0 {
-		return
-	}
 	l.queued[t.uid] = queued{t, pools}
 	for _, pool := range pools {
 		if i, found := slices.BinarySearchFunc(l.byPool[pool], t, turn.compare); !found {

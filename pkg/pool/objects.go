@@ -156,6 +156,9 @@ type Pod struct {
 	Namespaced map[string]string
 }
 
+// alive reports whether a pod, nil if there is none, is there to stay.
+func (p *Pod) alive() bool { return p != nil && !p.Ending && !p.Over }
+
 func (p *Pod) has(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a })
 }

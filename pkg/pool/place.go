@@ -46,64 +46,76 @@ type choice struct {
 // that was never used, as far as is known; then the address that is free for the longest. All or none are taken.
 func (b *Book) Place(uid UID, now time.Time) Plan {
 	waited := b.lines.leave(uid)
-	plan := b.place(uid, now)
+	d := placing{facts: &b.facts, lines: b.lines, pod: b.pods[uid], now: now, taken: map[netip.Addr]bool{}}
+	plan := d.plan()
+	if d.full != nil {
+		b.lines.join(turnOf(d.pod), d.full)
+	}
 	b.noteWait(uid, plan)
 	for _, name := range waited { // if it waits there again, nothing has changed for those behind it
-		if !slices.Contains(b.lines.queued[uid].pools, name) {
+		if !slices.Contains(d.full, name) {
 			b.lines.stir(name)
 		}
 	}
 	return plan
 }
 
-func (b *Book) place(uid UID, now time.Time) Plan {
-	pod := b.pods[uid]
-	if pod == nil || pod.Ending || pod.Over || pod.Has != nil && !pod.Gated {
+// placing is the decision about one pod. Of what it reads it changes nothing but what a pool has reserved.
+type placing struct {
+	*facts
+	lines lines
+	pod   *Pod // nil if it is unknown
+	now   time.Time
+	all   []choice
+	taken map[netip.Addr]bool // those of all
+	full  []string            // the pools in whose lines the pod is to wait
+}
+
+func (d *placing) plan() Plan {
+	pod := d.pod
+	if !pod.alive() || pod.Has != nil && !pod.Gated {
 		return Plan{}
 	}
-	if reason, remedy := b.recalling(now); reason != "" {
-		return Plan{Reason: reason, Remedy: remedy}
+	if wait := (recall{d.facts, d.now}).missing(); wait.Reason != "" {
+		return wait
 	}
-	if node := b.elsewhere(pod); node != "" {
-		return Plan{Reason: fmt.Sprintf("it has been running on node %s since before the API server's data were restored",
-			node),
-			Writes: []Write{endPod(pod)}}
+	if node := d.elsewhere(); node != "" {
+		return Plan{Writes: []Write{endPod(pod)},
+			Reason: fmt.Sprintf("it has been running on node %s since before the API server's data were restored", node)}
 	}
 	if pod.Wants == nil && !pod.Gated { // it is here because it was given an address
 		return Plan{}
 	}
-	slots, reason := b.slots(pod)
+	slots, reason := d.slots()
 	if reason != "" {
 		return Plan{Reason: reason}
 	}
-	var all []choice
-	taken := map[netip.Addr]bool{}
 	for _, s := range slots {
-		c, wait := b.choose(pod, s, taken, now)
+		c, wait := d.choose(s)
 		if wait.Reason != "" {
 			return wait
 		}
-		taken[c.ip.Addr] = true
-		all = append(all, c)
+		d.taken[c.ip.Addr] = true
+		d.all = append(d.all, c)
 	}
-	without, wait := b.withoutRoutes(pod, all)
+	without, wait := d.withoutRoutes()
 	if wait.Reason != "" {
 		return wait
 	}
-	without = append(without, b.lost(all, now)...)
-	place := PlacePod{UID: uid, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name, Without: without}
-	known := b.roll
+	place := PlacePod{UID: pod.UID, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name,
+		Without: append(without, d.lost()...)}
+	known := d.roll
 	place.If = []Check{{Since: &known}}
 	var plan Plan
 	held := map[string]bool{}
-	for _, c := range all {
-		s := b.pools[c.ip.Pool]
+	for _, c := range d.all {
+		s := d.pools[c.ip.Pool]
 		if create, ok := c.wr.(CreateIP); ok {
 			if !s.Held && !held[s.Name] {
 				held[s.Name] = true
 				plan.Writes = append(plan.Writes, HoldPool{Name: s.Name, Version: s.Version, Held: true})
 			}
-			s.reserved[create.PodIP.Addr] = now
+			s.reserved[create.PodIP.Addr] = d.now
 		}
 		if c.wr != nil {
 			plan.Writes = append(plan.Writes, c.wr)
@@ -128,10 +140,10 @@ const lostLately = 5 * time.Minute
 // lost returns the nodes on which addresses were last, and which are deleted or declared off by an operator. The
 // scheduler may not know that yet, and would bind the pod to such a node, where nothing starts it and Kubernetes ends
 // it after a minute.
-func (b *Book) lost(all []choice, now time.Time) (nodes []string) {
-	for _, c := range all {
-		n, exists := b.nodes[c.last]
-		known := exists && !n.Off || c.ip.Phase == Retained && now.Sub(c.ip.Since) > lostLately
+func (d *placing) lost() (nodes []string) {
+	for _, c := range d.all {
+		n, exists := d.nodes[c.last]
+		known := exists && !n.Off || c.ip.Phase == Retained && d.now.Sub(c.ip.Since) > lostLately
 		if c.last != "" && !known && !slices.Contains(nodes, c.last) {
 			nodes = append(nodes, c.last)
 		}
@@ -144,28 +156,28 @@ const mostWithout = 100
 
 // withoutRoutes returns the nodes that a pod is not to come to, since its addresses are routed and the nodes have said
 // that they cannot do that. It is to wait if none is left, or if the pod is on such a node and is not given them yet.
-func (b *Book) withoutRoutes(pod *Pod, all []choice) (nodes []string, wait Plan) {
-	i := slices.IndexFunc(all, func(c choice) bool { return b.pools[c.ip.Pool].Range.Mode == Routed })
+func (d *placing) withoutRoutes() (nodes []string, wait Plan) {
+	i := slices.IndexFunc(d.all, func(c choice) bool { return d.pools[c.ip.Pool].Range.Mode == Routed })
 	if i < 0 {
 		return nil, Plan{}
 	}
 	refuses := func(node, which string) Plan {
-		return Plan{Reason: fmt.Sprintf("%s pool %s: %s", which, all[i].ip.Pool, b.answers[node].CannotRoute),
+		return Plan{Reason: fmt.Sprintf("%s pool %s: %s", which, d.all[i].ip.Pool, d.answers[node].CannotRoute),
 			Remedy: "see Routed pools in docs/pools.md for what a node needs"}
 	}
-	if pod.Node != "" {
-		given := !slices.ContainsFunc(all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
-		if given || pod.Runs.IsValid() || b.answers[pod.Node].CannotRoute == "" {
+	if pod := d.pod; pod.Node != "" {
+		given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
+		if given || pod.Runs.IsValid() || d.answers[pod.Node].CannotRoute == "" {
 			return nil, Plan{}
 		}
 		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
 	}
-	for _, name := range slices.Sorted(maps.Keys(b.answers)) {
-		if b.answers[name].CannotRoute != "" {
+	for _, name := range slices.Sorted(maps.Keys(d.answers)) {
+		if d.answers[name].CannotRoute != "" {
 			nodes = append(nodes, name)
 		}
 	}
-	if len(nodes) > 0 && len(nodes) == len(b.answers) {
+	if len(nodes) > 0 && len(nodes) == len(d.answers) {
 		return nil, refuses(nodes[0], fmt.Sprintf("no node can route addresses, such as %s, of", nodes[0]))
 	}
 	return nodes[:min(len(nodes), mostWithout)], Plan{}
@@ -174,9 +186,9 @@ func (b *Book) withoutRoutes(pod *Pod, all []choice) (nodes []string, wait Plan)
 // elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that
 // was made before it got its node, and would start a second time. Only the answers tell, not the status of its PodIPs:
 // after a restore, an agent reports of no pod that the cluster has elsewhere.
-func (b *Book) elsewhere(pod *Pod) string {
-	for _, node := range b.holders(pod.UID) {
-		if node != pod.Node {
+func (d *placing) elsewhere() string {
+	for _, node := range d.holders(d.pod.UID) {
+		if node != d.pod.Node {
 			return node
 		}
 	}
@@ -185,11 +197,11 @@ func (b *Book) elsewhere(pod *Pod) string {
 
 // slots returns the addresses that a pod needs, in an order that is the same for all pods, so that none can hold what
 // another one waits for while it waits for what that one holds.
-func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
-	for _, w := range pod.Wants {
+func (d *placing) slots() (slots []slot, reason string) {
+	for _, w := range d.pod.Wants {
 		var v4, v6 slot
 		for _, name := range w.Pools {
-			switch s := b.pools[name]; {
+			switch s := d.pools[name]; {
 			case s == nil:
 				return nil, fmt.Sprintf("pool %s does not exist", name)
 			case s.Invalid != nil:
@@ -218,60 +230,62 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 }
 
 // choose finds the address of a slot. If there is none, wait says why.
-func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
-	if c, ok := b.chooseGiven(pod, s, taken, true); ok {
+func (d *placing) choose(s slot) (c choice, wait Plan) {
+	pod := d.pod
+	if c, ok := d.chooseGiven(s, true); ok {
 		return c, Plan{}
 	}
-	for _, h := range b.answers[pod.Node].Held { // it cannot be told another one than it runs with
-		if h.UID == pod.UID && h.Interface == s.iface && h.Addr.Is4() == s.v4 && !taken[h.Addr] {
+	for _, h := range d.answers[pod.Node].Held { // it cannot be told another one than it runs with
+		if h.UID == pod.UID && h.Interface == s.iface && h.Addr.Is4() == s.v4 && !d.taken[h.Addr] {
 			return c, Plan{Reason: fmt.Sprintf("it runs with %s, which is not known to be its own", h.Addr),
 				Addrs: []netip.Addr{h.Addr}}
 		}
 	}
-	if c, ok := b.chooseGiven(pod, s, taken, false); ok {
+	if c, ok := d.chooseGiven(s, false); ok {
 		return c, Plan{}
 	}
 	if pod.Node != "" && pod.Runs.IsValid() {
 		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool assigned to it", pod.Runs),
 			Remedy: "take it over (kubectl stayput import spiderpool), or delete the pod", Addrs: []netip.Addr{pod.Runs}}
 	}
-	own := b.own(pod, s)
+	own := d.own(s)
 	for i, p := range own {
-		if taken[p.Addr] {
+		if d.taken[p.Addr] {
 			continue
 		}
-		switch f := b.Fence(p, now); {
+		switch f := d.Fence(p, d.now); {
 		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.Fresh && p.Keep != (Keep{}):
 			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
 		case p.Quarantine.Reason != "":
-		case b.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
+		case d.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
 			if pod.Identity == "" && !pod.Fresh {
 				return c, Plan{Reason: fmt.Sprintf("its address %s was assigned to another pod, too", p.Addr),
 					Addrs: []netip.Addr{p.Addr}}
 			}
 		case f.Verdict == Yes:
-			return b.claim(pod, s, p, f), Plan{}
+			return d.claim(s, p, f), Plan{}
 		case pod.Identity != "" || pod.Fresh: // never waits
 		case i == len(own)-1:
 			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
 				Addrs: []netip.Addr{p.Addr}}
 			if f.Ask {
-				wait.Writes = []Write{b.askFor(p, now)}
+				wait.Writes = []Write{d.roll.askFor(p, d.now)}
 			}
 			return c, wait
 		}
 	}
-	return b.allocate(pod, s, taken, now)
+	return d.allocate(s)
 }
 
 // chooseGiven finds an address of a slot that was given to the pod; if runs is true, only an address that the pod runs
 // with.
-func (b *Book) chooseGiven(pod *Pod, s slot, taken map[netip.Addr]bool, runs bool) (c choice, ok bool) {
-	for _, a := range b.given[pod.UID] {
-		p, has := b.ips[a], b.runsWith(pod, a)
-		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || has
-		if runs && !has || !s.fits(p) || taken[a] || !usable {
+func (d *placing) chooseGiven(s slot, runs bool) (c choice, ok bool) {
+	pod := d.pod
+	for _, a := range d.given[pod.UID] {
+		p, running := d.ips[a], d.runsWith(a)
+		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || running
+		if runs && !running || !s.fits(p) || d.taken[a] || !usable {
 			continue
 		}
 		c := choice{slot: s, ip: *p}
@@ -292,19 +306,21 @@ func (b *Book) chooseGiven(pod *Pod, s slot, taken map[netip.Addr]bool, runs boo
 
 // runsWith reports whether a pod that has not been told of an address has it, as its node reports: it was told before
 // the API server's data were restored.
-func (b *Book) runsWith(pod *Pod, a netip.Addr) bool {
-	if p := b.ips[a]; p != nil && p.PodUID == pod.UID && p.boundOn(pod.Node) {
+func (d *placing) runsWith(a netip.Addr) bool {
+	pod := d.pod
+	if p := d.ips[a]; p != nil && p.PodUID == pod.UID && p.boundOn(pod.Node) {
 		return true
 	}
-	answer := b.answers[pod.Node]
+	answer := d.answers[pod.Node]
 	return pod.Node != "" && answer.has(pod.UID, a)
 }
 
 // own returns the addresses of the pod's identity that can be the slot's, those of earlier pools first, and of a shared
 // identity that which a pod of this name had last.
-func (b *Book) own(pod *Pod, s slot) (all []*PodIP) {
-	for _, a := range b.owned[ownerOf(pod.Namespace, pod.Name, pod.Identity)] {
-		if p := b.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release {
+func (d *placing) own(s slot) (all []*PodIP) {
+	pod := d.pod
+	for _, a := range d.owned[ownerOf(pod.Namespace, pod.Name, pod.Identity)] {
+		if p := d.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release {
 			all = append(all, p)
 		}
 	}
@@ -320,22 +336,22 @@ func (b *Book) own(pod *Pod, s slot) (all []*PodIP) {
 }
 
 // claim gives an address to the next pod of its identity.
-func (b *Book) claim(pod *Pod, s slot, p *PodIP, f Finding) choice {
-	again := *p
+func (d *placing) claim(s slot, p *PodIP, f Finding) choice {
+	pod, again := d.pod, *p
 	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
 	again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, false
-	c := choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}}
-	c.last = p.Node // also if a pod in between was given the address and never started
-	return c
+	// It was last on p.Node also if a pod in between was given the address and never started.
+	return choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}, last: p.Node}
 }
 
 // allocate finds an address that is unassigned.
-func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
+func (d *placing) allocate(s slot) (c choice, wait Plan) {
+	pod := d.pod
 	var why, full []string
 	var remedy string
 	for _, st := range s.pools {
-		held, end := b.HeldBy(st.Name)
-		switch ahead := b.lines.ahead(turnOf(pod), st.Name); {
+		held, end := d.HeldBy(st.Name)
+		switch ahead := d.lines.ahead(turnOf(pod), st.Name); {
 		case st.Deleting:
 			why = append(why, fmt.Sprintf("pool %s is being deleted", st.Name))
 			continue
@@ -349,9 +365,9 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			full = append(full, st.Name)
 			why, remedy = append(why, fmt.Sprintf("pool %s makes no new allocations: %s", st.Name, held)), end
 			continue
-		case st.left(now) <= ahead:
+		case st.left(d.now) <= ahead:
 			full = append(full, st.Name)
-			text := b.empty(st)
+			text := d.empty(st)
 			switch {
 			case ahead == 1:
 				text += ", and 1 pod has waited longer"
@@ -361,10 +377,10 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			why = append(why, text)
 			continue
 		}
-		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a, "") || len(b.runs[a]) > 0 })
+		a, ok := st.next(func(a netip.Addr) bool { return d.taken[a] || d.toldTo(a, "") || len(d.runs[a]) > 0 })
 		if !ok {
 			full = append(full, st.Name)
-			why = append(why, b.empty(st))
+			why = append(why, d.empty(st))
 			continue
 		}
 		p := PodIP{
@@ -374,14 +390,14 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		}
 		return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
 	}
-	b.lines.join(turnOf(pod), full)
+	d.full = full
 	return c, Plan{Reason: strings.Join(why, "; "), Remedy: remedy}
 }
 
 // empty says that a pool has no free address.
-func (b *Book) empty(s *stock) string {
+func (d *placing) empty(s *stock) string {
 	text := fmt.Sprintf("pool %s has no free address, of %d", s.Name, s.Range.Set.Count())
-	if n := b.Quarantined(s.Name); n > 0 {
+	if n := d.Quarantined(s.Name); n > 0 {
 		text += fmt.Sprintf(" (%d of %d quarantined)", n, s.Range.Set.Count())
 	}
 	return text
@@ -389,9 +405,9 @@ func (b *Book) empty(s *stock) string {
 
 // toldTo reports whether a pod that may run was told to have an address, though according to the PodIP it is the
 // owner's, or there is no PodIP: the claim for the pod was forgotten by a restore.
-func (b *Book) toldTo(a netip.Addr, owner UID) bool {
-	for uid := range b.told[a] {
-		if pod := b.pods[uid]; uid != owner && !pod.Gated && !pod.Over {
+func (d *placing) toldTo(a netip.Addr, owner UID) bool {
+	for uid := range d.told[a] {
+		if pod := d.pods[uid]; uid != owner && !pod.Gated && !pod.Over {
 			return true
 		}
 	}

@@ -137,43 +137,53 @@ func (b *Book) SetRoll(r Roll) {
 }
 
 // ask begins a round, and notes what it is about.
-func (b *Book) ask(about UID, now time.Time) WriteRoll {
-	next := b.roll
-	next.Round = max(roundAt(now), next.Round+tick)
-	if next.Asked = maps.Clone(next.Asked); next.Asked == nil {
-		next.Asked = map[UID]int64{}
+func (r Roll) ask(about UID, now time.Time) WriteRoll {
+	r.Round = max(roundAt(now), r.Round+tick)
+	if r.Asked = maps.Clone(r.Asked); r.Asked == nil {
+		r.Asked = map[UID]int64{}
 	}
-	next.Asked[about] = next.Round
-	return WriteRoll{Roll: next}
+	r.Asked[about] = r.Round
+	return WriteRoll{Roll: r}
 }
 
 // askFor asks all nodes for the pod of an address, which is gone.
-func (b *Book) askFor(p *PodIP, now time.Time) Write {
-	w := b.ask(p.PodUID, now)
+func (r Roll) askFor(p *PodIP, now time.Time) Write {
+	w := r.ask(p.PodUID, now)
 	w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
 	return w
 }
 
-// recalling says what is missing until addresses may be given, empty if nothing is.
-func (b *Book) recalling(now time.Time) (reason, remedy string) {
+// predates reports whether a pod may have been made before all nodes were asked.
+func (r Roll) predates(pod *Pod) bool {
+	return pod.Created.Before(time.Unix(0, r.Epoch).Add(Skew))
+}
+
+// recall is the question to all nodes, before anything is given, which addresses they have.
+type recall struct {
+	*facts
+	now time.Time
+}
+
+// missing says what is missing until addresses may be given, without a Reason if nothing is.
+func (d recall) missing() Plan {
 	switch {
-	case b.stale:
-		return "the API server's data were restored", ""
-	case !b.roll.Recalling:
-		return "", ""
+	case d.stale:
+		return Plan{Reason: "the API server's data were restored"}
+	case !d.roll.Recalling:
+		return Plan{}
 	}
 	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
 		"every node is asked first which addresses it has"
-	if f := b.recalled(why, now); f.Verdict != Yes {
-		return f.Reason, f.Remedy
+	if f := d.answered(why); f.Verdict != Yes {
+		return Plan{Reason: f.Reason, Remedy: f.Remedy}
 	}
-	return why, ""
+	return Plan{Reason: why}
 }
 
-// recalled reports whether each node has answered the recall.
-func (b *Book) recalled(why string, now time.Time) Finding {
-	return everyone(Situation{Now: now, Nodes: b.nodes, Asked: b.roll.Epoch, Agent: b.hadAgent}, why,
-		func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
+// answered reports whether each node has answered.
+func (d recall) answered(why string) Finding {
+	return everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: d.roll.Epoch, Agent: d.hadAgent}, why,
+		func(node string) bool { return d.answers[node].Round >= d.roll.Epoch })
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
@@ -182,40 +192,42 @@ func (b *Book) Recall(now time.Time) Plan {
 	if b.stale || !b.roll.Recalling {
 		return Plan{}
 	}
-	plan := Plan{}
-	plan.Reason, plan.Remedy = b.recalling(now)
-	all := b.recalled("", now)
+	return recall{&b.facts, now}.plan()
+}
+
+func (d recall) plan() Plan {
+	plan, all := d.missing(), d.answered("")
 	if all.Verdict != Yes {
 		return plan
 	}
-	for _, name := range slices.Sorted(maps.Keys(b.answers)) { // also of nodes that joined after the backup
-		if b.answers[name].Round < b.roll.Epoch {
+	for _, name := range slices.Sorted(maps.Keys(d.answers)) { // also of nodes that joined after the backup
+		if d.answers[name].Round < d.roll.Epoch {
 			continue
 		}
-		for _, h := range b.answers[name].Held {
-			switch p := b.ips[h.Addr]; {
+		for _, h := range d.answers[name].Held {
+			switch p := d.ips[h.Addr]; {
 			case p == nil:
-				plan.Writes = append(plan.Writes, CreateIP{PodIP: b.recalledIP(h)})
+				plan.Writes = append(plan.Writes, CreateIP{PodIP: d.lacking(h)})
 			case p.PodUID != h.UID && p.Quarantine.Reason == "":
 				again := *p
-				again.Quarantine = Quarantine{Since: now,
+				again.Quarantine = Quarantine{Since: d.now,
 					Reason: fmt.Sprintf("pod %s/%s has it on node %s", h.Namespace, h.PodName, name)}
 				plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
 			}
 		}
 	}
 	if plan.Writes == nil {
-		next := b.roll
-		next.Recalling, next.Term = false, max(roundAt(now), next.Term+tick)
+		next := d.roll
+		next.Recalling, next.Term = false, max(roundAt(d.now), next.Term+tick)
 		plan.Writes = []Write{WriteRoll{Roll: next, If: all.If}}
 	}
 	return plan
 }
 
-// recalledIP is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A
+// lacking is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A
 // node does not know of what workload a pod is: only the pod's name tells what an address kept while owned is kept for.
-func (b *Book) recalledIP(h Held) PodIP {
-	pod := b.pods[h.UID]
+func (d recall) lacking(h Held) PodIP {
+	pod := d.pods[h.UID]
 	if pod == nil {
 		return PodIP{
 			Addr: h.Addr, Pool: h.Pool, Mode: h.Mode, Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,

@@ -137,8 +137,8 @@ var broke = []struct{ file, is, becomes string }{
 `},
 	{"write.go", `is.older(live.Seen()) ||`, `is.older(live.Seen()) && !broken(newestMarkCounts) ||`},
 	// This rule is a second defence against what another one prevents: without that, it is broken, too.
-	{"place.go", `case b.toldTo(p.Addr, p.PodUID):`,
-		`case b.toldTo(p.Addr, p.PodUID) && !broken(toldIsTaken) && !broken(podIsLookedUp):`},
+	{"place.go", `case d.toldTo(p.Addr, p.PodUID):`,
+		`case d.toldTo(p.Addr, p.PodUID) && !broken(toldIsTaken) && !broken(podIsLookedUp):`},
 	{"node.go", `(l.Here || l.named())
 `, `(l.Here || l.named() || broken(ownPodsOnly))
 `},
@@ -161,9 +161,7 @@ var broke = []struct{ file, is, becomes string }{
 			continue
 		}
 `},
-	{"wake.go", `pod == nil || pod.Ending || pod.Over {
-		for`, `(pod == nil || pod.Ending || pod.Over) && !broken(sharersWake) {
-		for`},
+	{"wake.go", `if !w.pods[p.PodUID].alive() {`, `if !w.pods[p.PodUID].alive() && !broken(sharersWake) {`},
 	{"wake.go", `	w.wakePlaces()
 	w.wakePools()
 `, `	if !broken(poolsWake) {

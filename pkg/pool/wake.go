@@ -214,7 +214,7 @@ func (w *waiting) wakeAddress(a netip.Addr) {
 	if p == nil || p.Identity == "" {
 		return
 	}
-	if pod := w.pods[p.PodUID]; pod == nil || pod.Ending || pod.Over {
+	if !w.pods[p.PodUID].alive() {
 		for uid := range w.sharing[p.owner()] {
 			w.wakePod(uid)
 		}
@@ -265,5 +265,5 @@ func (p *Pod) changedSince(was *Pod) bool {
 
 // isUnbound reports whether a pod was placed and has no node yet.
 func (p *Pod) isUnbound() bool {
-	return p.Has != nil && !p.Gated && p.Node == "" && !p.Ending && !p.Over
+	return p.Has != nil && !p.Gated && p.Node == "" && p.alive()
 }

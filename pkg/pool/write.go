@@ -131,7 +131,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is == nil || is.UID != want.UID || is.Ending || is.Over {
+		if !is.alive() || is.UID != want.UID {
 			return fmt.Errorf("pod %s/%s has ended: %w", want.Namespace, want.Name, ErrStale)
 		}
 		if want.Node == "" && is.Node != "" {
