@@ -114,8 +114,9 @@ func (d disputes) endsAt(workload Workload, a netip.Addr) (at time.Time) {
 // apart reports whether a node that cannot answer has no part in the quarantine of an address: the other machine was
 // heard on another node's link, the pod was not on this one, and when the node answered last it did not have the
 // address. Who gets the address next asks on the link again.
-func (b *Book) apart(p *PodIP, node string) bool {
-	answer, ok := b.answers[node]
-	return ok && p.Quarantine.MAC != "" && p.Mode == L2 && !b.nodes[node].Ready && node != p.Node &&
-		node != b.nodeOf(p) && !slices.ContainsFunc(answer.Held, func(h Held) bool { return h.Addr == p.Addr })
+func (d *reviewing) apart(node string) bool {
+	p := d.ip
+	answer, ok := d.answers[node]
+	return ok && p.Quarantine.MAC != "" && p.Mode == L2 && !d.nodes[node].Ready && node != p.Node &&
+		node != d.nodeOf() && !slices.ContainsFunc(answer.Held, func(h Held) bool { return h.Addr == p.Addr })
 }

@@ -3,7 +3,6 @@ package pool
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -43,90 +42,98 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 // back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	plan := recall{&b.facts, now}.missing()
-	waits := plan.Reason != ""
-	if !waits {
-		plan = b.review(a, now, wanted)
+	if plan.Reason == "" {
+		d := reviewing{facts: &b.facts, addr: a, ip: b.ips[a], now: now, wanted: wanted}
+		if d.ip != nil {
+			d.pod = b.pods[d.ip.PodUID]
+		}
+		plan = d.plan()
+		if p := d.ip; p != nil && plan.Writes == nil && !p.Held && !p.Deleting {
+			again := *p
+			again.Held = true
+			plan.Writes = []Write{UpdateIP{PodIP: again}}
+		}
 	}
 	b.noteSilence(a, plan, now)
-	if p := b.ips[a]; p != nil && !waits && plan.Writes == nil && !p.Held && !p.Deleting {
-		again := *p
-		again.Held = true
-		plan.Writes = []Write{UpdateIP{PodIP: again}}
-	}
 	return plan
 }
 
-func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
-	p := b.ips[a]
-	teller := b.teller(a)
+// reviewing is the decision about one address.
+type reviewing struct {
+	*facts
+	addr   netip.Addr
+	ip     *PodIP // nil if the address is unassigned
+	pod    *Pod   // that the address was given to, nil if it is unknown
+	now    time.Time
+	wanted func(*PodIP) Wanted
+}
+
+func (d *reviewing) plan() Plan {
+	p, pod, teller := d.ip, d.pod, d.teller()
 	switch {
 	case p == nil && teller == nil:
 		return Plan{}
 	case p == nil:
-		return b.remake(a, teller)
+		return Plan{Writes: []Write{CreateIP{PodIP: teller.made(*teller.address(d.addr)), If: []Check{{There: teller}}}}}
 	}
-	pod := b.pods[p.PodUID]
-	alive := pod != nil && !pod.Ending && !pod.Over
-	if again, wrong := b.corrected(p, now); wrong {
-		return Plan{Reason: fmt.Sprintf("node %s reported the end of pod %s/%s, which is on node %s", p.Node, p.Namespace,
-			p.PodName,
-			again.Node), Writes: []Write{StatusIP{PodIP: again}}}
+	if again, wrong := d.corrected(); wrong {
+		return Plan{Writes: []Write{StatusIP{PodIP: again}}, Reason: fmt.Sprintf(
+			"node %s reported the end of pod %s/%s, which is on node %s", p.Node, p.Namespace, p.PodName, again.Node)}
 	}
 	switch {
-	case alive && p.gone() && pod.Node != "": // the pod comes from a backup
-		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
-			p.Namespace, p.PodName, p.Node),
-			Writes: []Write{endPod(pod)}}
-	case alive && p.conflicts() && pod.Node == p.Node:
-		return b.reviewConflict(p, pod, now)
+	case pod.alive() && p.gone() && pod.Node != "": // the pod comes from a backup
+		return Plan{Writes: []Write{endPod(pod)}, Reason: fmt.Sprintf(
+			"pod %s/%s ended on node %s before the API server's data were restored", p.Namespace, p.PodName, p.Node)}
+	case pod.alive() && p.conflicts() && pod.Node == p.Node:
+		return d.conflict()
 	case p.Quarantine.Reason != "":
-		return b.reviewQuarantined(p, now)
+		return d.quarantined()
 	case teller != nil:
 		again := *p
-		again.Quarantine = Quarantine{Since: now, Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
+		again.Quarantine = Quarantine{Since: d.now, Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
 		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
 	}
 	switch {
-	case pod != nil && b.surplus(pod, p):
-		return b.end(p, "its pod has other addresses", nil)
-	case alive:
+	case d.surplus():
+		return d.end("its pod has other addresses", nil)
+	case pod.alive():
 		return Plan{}
 	}
-	f := b.Fence(p, now)
+	f := d.Fence(p, d.now)
 	if f.Verdict != Yes {
 		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
 		if f.Ask {
-			plan.Writes = []Write{b.roll.askFor(p, now)}
+			plan.Writes = []Write{d.roll.askFor(p, d.now)}
 		}
 		return plan
 	}
 	noted := p.gone() && !p.Since.IsZero()
 	var why string
 	var until time.Time
-	switch pool := b.pools[p.Pool]; {
+	switch pool := d.pools[p.Pool]; {
 	case p.Deleting, p.Release:
-		return b.end(p, "it was released", f.If)
+		return d.end("it was released", f.If)
 	case pool != nil && pool.Deleting:
-		return b.end(p, "its pool is being deleted", f.If)
-	case b.superseded(p):
-		return b.end(p, "its pod has other addresses", f.If)
+		return d.end("its pool is being deleted", f.If)
+	case d.superseded():
+		return d.end("its pod has other addresses", f.If)
 	default:
 		ask := Unknown
 		if p.Keep.Scaled || p.Keep.Deleted {
-			ask = wanted(p)
+			ask = d.wanted(p)
 		}
 		since := p.Since
 		if !noted {
-			since = now
+			since = d.now
 		}
 		var free bool
-		if free, why, until = p.Keep.Ends(since, now, ask); free {
-			return b.end(p, why, f.If)
+		if free, why, until = p.Keep.Ends(since, d.now, ask); free {
+			return d.end(why, f.If)
 		}
 	}
 	if !noted { // what proves it now may be gone later, and the retention begins
 		again := *p
-		again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, now, b.nodeOf(p)
+		again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
 		again.PodCIDR = netip.Prefix{}
 		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 	}
@@ -136,12 +143,13 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 // quarantinedFor is how long no pod gets an address that another machine has.
 const quarantinedFor = time.Hour
 
-// reviewConflict decides about a pod that cannot start, because another machine has its address. A pod that had the
+// conflict decides about a pod that cannot start, because another machine has its address. A pod that had the
 // address before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod
 // which replaces it gets another address. The ended pod never ran, but it was told of the address. From then on the
 // address is kept for no pod, and is free only past the fence, as any other. A machine that answers for too many
 // addresses ends no pod, and the pods of one workload are ended ever more slowly.
-func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
+func (d *reviewing) conflict() Plan {
+	p, pod := d.ip, d.pod
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
 	kept := pod.kept(p.Addr)
 	switch {
@@ -154,54 +162,55 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	}
 	plan := Plan{Reason: why}
 	if p.Quarantine.Reason == "" {
-		if too := b.spares(p.Pool, p.Conflict); too != "" {
+		if too := d.spares(p.Pool, p.Conflict); too != "" {
 			return Plan{Reason: why + ", " + too, Remedy: heldRemedy}
 		}
-		if at := b.endsAt(pod.Workload, p.Addr); now.Before(at) {
+		if at := d.endsAt(pod.Workload, p.Addr); d.now.Before(at) {
 			return Plan{Reason: why + "; another pod of its workload was ended for that shortly before", Until: at}
 		}
 		again := *p
-		again.Quarantine = Quarantine{Reason: why, MAC: p.Conflict, Since: now, Until: now.Add(quarantinedFor)}
+		again.Quarantine = Quarantine{Reason: why, MAC: p.Conflict, Since: d.now, Until: d.now.Add(quarantinedFor)}
 		if !kept {
 			again.Keep = Keep{}
 		}
 		plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
 	}
-	plan.Writes = append(plan.Writes,
-		endPod(pod))
+	plan.Writes = append(plan.Writes, endPod(pod))
 	return plan
 }
 
-// reviewQuarantined ends the quarantine of an address once every node has said, since it began, which pods have the
+// quarantined ends the quarantine of an address once every node has said, since it began, which pods have the
 // address. If no pod has it, it is its identity's again; if one pod has it, it is that pod's.
-func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
+func (d *reviewing) quarantined() Plan {
+	p, pod := d.ip, d.pod
 	why := "it is quarantined: " + p.Quarantine.Reason
-	if now.Before(p.Quarantine.Until) {
+	if d.now.Before(p.Quarantine.Until) {
 		return Plan{Reason: why, Until: p.Quarantine.Until}
 	}
 	about := UID(p.Addr.String())
-	asked := b.roll.Asked[about]
+	asked := d.roll.Asked[about]
 	if since := p.Quarantine.Since; asked <= since.UnixNano() {
-		if now.Before(since) { // by a clock that is ahead
-			now = since
+		at := d.now
+		if at.Before(since) { // by a clock that is ahead
+			at = since
 		}
-		return Plan{Reason: why, Writes: []Write{b.roll.ask(about, now.Add(time.Microsecond))}}
+		return Plan{Reason: why, Writes: []Write{d.roll.ask(about, at.Add(time.Microsecond))}}
 	}
-	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent}, why,
-		func(node string) bool { return b.answers[node].Round >= asked || b.apart(p, node) })
+	all := everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: asked, Agent: d.hadAgent}, why,
+		func(node string) bool { return d.answers[node].Round >= asked || d.apart(node) })
 	if all.Verdict != Yes {
 		return Plan{Reason: all.Reason, Remedy: all.Remedy}
 	}
 	heirs := map[UID]bool{}
-	for node, answer := range b.answers {
+	for node, answer := range d.answers {
 		for _, h := range answer.Held {
-			if h.Addr == p.Addr && b.heeds(node, h.UID) {
+			if h.Addr == p.Addr && d.heeds(node, h.UID) {
 				heirs[h.UID] = true
 			}
 		}
 	}
-	for uid := range b.told[p.Addr] {
-		if pod := b.pods[uid]; !pod.Gated && !pod.Over {
+	for uid := range d.told[p.Addr] {
+		if told := d.pods[uid]; !told.Gated && !told.Over {
 			heirs[uid] = true
 		}
 	}
@@ -211,20 +220,19 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	again, checks := *p, all.If
 	again.Quarantine = Quarantine{}
 	if !heirs[p.PodUID] || len(heirs) > 1 {
-		f := b.Fence(p, now)
-		switch pod := b.pods[p.PodUID]; {
-		case pod != nil && b.surplus(pod, p):
+		f := d.Fence(p, d.now)
+		switch {
+		case d.surplus():
 			f = Finding{}
 		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
-		case pod != nil && pod.Gated && !pod.Ending && (b.teller(p.Addr) != nil || len(heirs) == 1 && b.roll.predates(pod)):
+		case pod != nil && pod.Gated && !pod.Ending && (d.teller() != nil || len(heirs) == 1 && d.roll.predates(pod)):
 			// Its claim was made on old news.
 			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
-			return Plan{Reason: why,
-				Writes: []Write{endPod(pod)}}
-		case pod != nil && !pod.Ending && !pod.Over && len(heirs) > 0:
+			return Plan{Reason: why, Writes: []Write{endPod(pod)}}
+		case pod.alive() && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
 		case f.Verdict != Yes && f.Ask:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{b.roll.askFor(p, now)}}
+			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{d.roll.askFor(p, d.now)}}
 		case f.Verdict != Yes:
 			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy}
 		}
@@ -235,17 +243,17 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	case 0:
 	case 1:
 		for uid := range heirs {
-			pod := b.pods[uid]
-			if pod == nil || pod.Ending || pod.Over {
+			heir := d.pods[uid]
+			if !heir.alive() {
 				plan := Plan{Reason: why + "; its pod has ended"}
-				if now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
-					plan.Writes = []Write{b.roll.ask(about, now)}
+				if d.now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
+					plan.Writes = []Write{d.roll.ask(about, d.now)}
 				}
 				return plan
 			}
-			again.PodUID, again.Namespace, again.PodName, again.Identity = uid, pod.Namespace, pod.Name, pod.Identity
-			again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, again.Adopted && uid == p.PodUID
-			checks = append(checks, Check{There: pod})
+			again.PodUID, again.Namespace, again.PodName, again.Identity = uid, heir.Namespace, heir.Name, heir.Identity
+			again.Keep, again.Workload, again.Adopted = heir.Keep, heir.Workload, again.Adopted && uid == p.PodUID
+			checks = append(checks, Check{There: heir})
 		}
 	default:
 		return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
@@ -256,20 +264,21 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 // corrected returns the PodIP with the node that its pod has by the cluster. wrong says that another node has spoken of
 // the pod, which is not its own. That is not believed, but it would be once no controller knows the pod any more, and
 // until then the pod's own agent may write nothing.
-func (b *Book) corrected(p *PodIP, now time.Time) (again PodIP, wrong bool) {
-	node, known := b.situation(p, now).known()
+func (d *reviewing) corrected() (again PodIP, wrong bool) {
+	p := d.ip
+	node, known := d.situation(p, d.now).known()
 	if said := p.saidOn(); !known || node == "" || said == "" || said == node {
 		return *p, false
 	}
 	again = *p
-	again.Phase, again.Node, again.Since, again.Conflict, again.PodCIDR = Allocated, node, now, "", netip.Prefix{}
+	again.Phase, again.Node, again.Since, again.Conflict, again.PodCIDR = Allocated, node, d.now, "", netip.Prefix{}
 	return again, true
 }
 
 // nodeOf returns the node that the pod of an address had, as far as that is known. If it never had one, the address is
 // where an earlier pod left it.
-func (b *Book) nodeOf(p *PodIP) string {
-	end := b.ends[p.PodUID]
+func (d *reviewing) nodeOf() string {
+	p, end := d.ip, d.ends[d.ip.PodUID]
 	if end.Node == "" && (p.Of == p.PodUID || end.Final) {
 		return p.Node
 	}
@@ -283,10 +292,10 @@ func endPod(pod *Pod) EndPod {
 
 // teller returns the oldest pod that was told to have an address which is not its own by the PodIP, nil if there is
 // none. Pods that are on their way out do not count: their address may be another one's by now.
-func (b *Book) teller(a netip.Addr) (oldest *Pod) {
-	for uid := range b.told[a] {
-		pod := b.pods[uid]
-		if p := b.ips[a]; pod.Gated || pod.Ending || pod.Over || p != nil && p.PodUID == uid {
+func (d *reviewing) teller() (oldest *Pod) {
+	for uid := range d.told[d.addr] {
+		pod := d.pods[uid]
+		if pod.Gated || !pod.alive() || pod == d.pod {
 			continue
 		}
 		if oldest == nil || older(pod, oldest) < 0 {
@@ -294,12 +303,6 @@ func (b *Book) teller(a netip.Addr) (oldest *Pod) {
 		}
 	}
 	return oldest
-}
-
-// remake makes the PodIP of an address again that a pod was told to have.
-func (b *Book) remake(a netip.Addr, pod *Pod) Plan {
-	h := pod.Has[slices.IndexFunc(pod.Has, func(h Address) bool { return h.Prefix.Addr() == a })]
-	return Plan{Writes: []Write{CreateIP{PodIP: pod.made(h), If: []Check{{There: pod}}}}}
 }
 
 // made is the PodIP of an address that a pod has.
@@ -311,13 +314,14 @@ func (p *Pod) made(a Address) PodIP {
 }
 
 // surplus reports whether the pod of an address was ungated without being told of it. It never will be.
-func (b *Book) surplus(pod *Pod, p *PodIP) bool {
-	if p.Adopted {
+func (d *reviewing) surplus() bool {
+	p, pod := d.ip, d.pod
+	if pod == nil || p.Adopted {
 		return false
 	}
-	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
-		for _, node := range b.holders(pod.UID) {
-			if answer := b.answers[node]; answer.has(pod.UID, p.Addr) {
+	if pod.Has == nil && !pod.alive() { // it never will be told of any
+		for _, node := range d.holders(pod.UID) {
+			if answer := d.answers[node]; answer.has(pod.UID, p.Addr) {
 				return false
 			}
 		}
@@ -327,8 +331,9 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 }
 
 // superseded reports whether a later pod of the same name has another address in the place of this one.
-func (b *Book) superseded(p *PodIP) bool {
-	pod := b.pods[b.named[Owner{Namespace: p.Namespace, Pod: p.PodName}]]
+func (d *reviewing) superseded() bool {
+	p := d.ip
+	pod := d.pods[d.named[Owner{Namespace: p.Namespace, Pod: p.PodName}]]
 	if p.Identity != "" || pod == nil || pod.Gated || pod.UID == p.PodUID || pod.Created.Before(p.Created) {
 		return false
 	}
@@ -336,7 +341,8 @@ func (b *Book) superseded(p *PodIP) bool {
 }
 
 // end frees an address, in two steps if it is held: it is deleted first, so that no pod can claim it any more.
-func (b *Book) end(p *PodIP, why string, checks []Check) Plan {
+func (d *reviewing) end(why string, checks []Check) Plan {
+	p := d.ip
 	if p.Deleting {
 		again := *p
 		again.Held = false

@@ -159,9 +159,15 @@ type Pod struct {
 // alive reports whether a pod, nil if there is none, is there to stay.
 func (p *Pod) alive() bool { return p != nil && !p.Ending && !p.Over }
 
-func (p *Pod) has(a netip.Addr) bool {
-	return slices.ContainsFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a })
+// address returns what a pod was told of an address, nil if it was not told to have that.
+func (p *Pod) address(a netip.Addr) *Address {
+	if i := slices.IndexFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a }); i >= 0 {
+		return &p.Has[i]
+	}
+	return nil
 }
+
+func (p *Pod) has(a netip.Addr) bool { return p.address(a) != nil }
 
 // kept reports whether an address of the pod was used before, as far as it was told.
 func (p *Pod) kept(a netip.Addr) bool {

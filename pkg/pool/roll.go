@@ -236,8 +236,8 @@ func (d recall) lacking(h Held) PodIP {
 	}
 	has := Address{Network: h.Network, Interface: h.Interface, Pool: h.Pool, Mode: h.Mode,
 		Prefix: netip.PrefixFrom(h.Addr, h.Addr.BitLen())}
-	if i := slices.IndexFunc(pod.Has, func(a Address) bool { return a.Prefix.Addr() == h.Addr }); i >= 0 {
-		has = pod.Has[i]
+	if told := pod.address(h.Addr); told != nil {
+		has = *told
 	}
 	return pod.made(has)
 }

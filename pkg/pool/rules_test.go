@@ -96,20 +96,20 @@ var broke = []struct{ file, is, becomes string }{
 	{"facts.go", `return pod == nil || pod.Node == node ||`,
 		`return pod == nil || pod.Node == node || broken(recallsEnd) ||`},
 	{"life.go", `&& !p.Held && !p.Deleting {`, `&& !p.Held && !p.Deleting && !broken(finalizerHolds) {`},
-	{"life.go", `		return b.end(p, "its pod has other addresses", nil)`, `		if broken(surplusIsFreed) {
+	{"life.go", `		return d.end("its pod has other addresses", nil)`, `		if broken(surplusIsFreed) {
 			return Plan{}
 		}
-		return b.end(p, "its pod has other addresses", nil)`},
-	{"life.go", `	case alive:
-		return Plan{}`, `	case alive && (p.Release || p.Deleting) && broken(releaseWaitsForFence):
-		return b.end(p, "", nil)
-	case alive:
+		return d.end("its pod has other addresses", nil)`},
+	{"life.go", `	case pod.alive():
+		return Plan{}`, `	case pod.alive() && (p.Release || p.Deleting) && broken(releaseWaitsForFence):
+		return d.end("", nil)
+	case pod.alive():
 		return Plan{}`},
-	{"life.go", `	if p.Adopted {`, `	if p.Adopted && !broken(adoptedIsOwn) {`},
-	{"life.go", `	if pod.Has == nil && (pod.Ending || pod.Over) {`, `	if broken(annotationsDecide) {
+	{"life.go", `	if pod == nil || p.Adopted {`, `	if pod == nil || p.Adopted && !broken(adoptedIsOwn) {`},
+	{"life.go", `	if pod.Has == nil && !pod.alive() {`, `	if broken(annotationsDecide) {
 		return !pod.has(p.Addr)
 	}
-	if pod.Has == nil && (pod.Ending || pod.Over) {`},
+	if pod.Has == nil && !pod.alive() {`},
 	{"life.go", `	if p.Deleting {
 		again`, `	if broken(unusedIsFreed) {
 		return Plan{}
