@@ -147,7 +147,7 @@ func (b *Book) SetPod(p Pod) {
 	if !p.Gated || p.Ending {
 		b.StopWaiting(p.UID)
 	}
-	b.wakePod(p.UID)
+	b.wake(p.Key())
 	b.wakeBorne(&p)
 }
 
@@ -198,7 +198,7 @@ func (b *Book) SetNamespace(name string, labels map[string]string) {
 			again := *p
 			again.Namespaced = labels
 			b.pods[uid] = &again
-			b.wakePod(uid)
+			b.wake(p.Key())
 		}
 	}
 }
@@ -211,9 +211,7 @@ func (b *Book) SetNode(n Node) {
 		return
 	}
 	b.wakeSilent()
-	for _, uid := range b.Barren(n.Name) {
-		b.wakePod(uid)
-	}
+	b.wakePods(slices.Values(b.Barren(n.Name)))
 }
 
 // RemoveNode takes a node out.

@@ -62,7 +62,7 @@ func TestAMachineThatAnswersForAllEmptiesNoPool(t *testing.T) {
 		} else if !strings.Contains(what.Reason, mac) || what.Remedy == "" {
 			t.Errorf("%+v", what)
 		}
-		text := (&placing{facts: &b.facts}).empty(b.pools["p"])
+		text := (&placing{facts: &b.facts}).empty(b.pools["p"], 0)
 		if !strings.Contains(text, fmt.Sprintf("(%d of 200 quarantined)", ended)) {
 			t.Errorf("%s, after %d", text, ended)
 		}

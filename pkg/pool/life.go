@@ -107,9 +107,6 @@ func (d *reviewing) plan() Plan {
 		}
 		return plan
 	}
-	noted := p.gone() && !p.Since.IsZero()
-	var why string
-	var until time.Time
 	switch pool := d.pools[p.Pool]; {
 	case p.Deleting, p.Release:
 		return d.end("it was released", f.If)
@@ -117,27 +114,25 @@ func (d *reviewing) plan() Plan {
 		return d.end("its pool is being deleted", f.If)
 	case d.superseded():
 		return d.end("its pod has other addresses", f.If)
-	default:
-		ask := Unknown
-		if p.Keep.Scaled || p.Keep.Deleted {
-			ask = d.wanted(p)
-		}
-		since := p.Since
-		if !noted {
-			since = d.now
-		}
-		var free bool
-		if free, why, until = p.Keep.Ends(since, d.now, ask); free {
-			return d.end(why, f.If)
-		}
 	}
-	if !noted { // what proves it now may be gone later, and the retention begins
-		again := *p
-		again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
-		again.PodCIDR = netip.Prefix{}
-		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
+	wanted, since, noted := Unknown, p.Since, p.gone() && !p.Since.IsZero()
+	if p.Keep.Scaled || p.Keep.Deleted {
+		wanted = d.wanted(p)
 	}
-	return Plan{Reason: why, Until: until}
+	if !noted {
+		since = d.now
+	}
+	free, why, until := p.Keep.Ends(since, d.now, wanted)
+	switch {
+	case free:
+		return d.end(why, f.If)
+	case noted:
+		return Plan{Reason: why, Until: until}
+	}
+	again := *p // what proves it now may be gone later, and the retention begins
+	again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
+	again.PodCIDR = netip.Prefix{}
+	return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 }
 
 // quarantinedFor is how long no pod gets an address that another machine has.
@@ -239,24 +234,21 @@ func (d *reviewing) quarantined() Plan {
 		checks = append(checks, f.If...)
 		delete(heirs, p.PodUID)
 	}
-	switch len(heirs) {
-	case 0:
-	case 1:
-		for uid := range heirs {
-			heir := d.pods[uid]
-			if !heir.alive() {
-				plan := Plan{Reason: why + "; its pod has ended"}
-				if d.now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
-					plan.Writes = []Write{d.roll.ask(about, d.now)}
-				}
-				return plan
-			}
-			again.PodUID, again.Namespace, again.PodName, again.Identity = uid, heir.Namespace, heir.Name, heir.Identity
-			again.Keep, again.Workload, again.Adopted = heir.Keep, heir.Workload, again.Adopted && uid == p.PodUID
-			checks = append(checks, Check{There: heir})
-		}
-	default:
+	if len(heirs) > 1 {
 		return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
+	}
+	for uid := range heirs {
+		heir := d.pods[uid]
+		if !heir.alive() {
+			plan := Plan{Reason: why + "; its pod has ended"}
+			if d.now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
+				plan.Writes = []Write{d.roll.ask(about, d.now)}
+			}
+			return plan
+		}
+		again.PodUID, again.Namespace, again.PodName, again.Identity = uid, heir.Namespace, heir.Name, heir.Identity
+		again.Keep, again.Workload, again.Adopted = heir.Keep, heir.Workload, again.Adopted && uid == p.PodUID
+		checks = append(checks, Check{There: heir})
 	}
 	return Plan{Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
 }

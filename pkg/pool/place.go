@@ -17,17 +17,14 @@ type slot struct {
 	pools          []*stock // of this family, in order
 }
 
-func (s slot) names() []string {
-	var names []string
-	for _, p := range s.pools {
-		names = append(names, p.Name)
-	}
-	return names
+// rank returns which of the slot's pools a pool is, -1 if it is none of them.
+func (s slot) rank(pool string) int {
+	return slices.IndexFunc(s.pools, func(p *stock) bool { return p.Name == pool })
 }
 
 // fits reports whether an address can be that of the slot.
 func (s slot) fits(p *PodIP) bool {
-	return p.Interface == s.iface && p.Addr.Is4() == s.v4 && slices.Contains(s.names(), p.Pool)
+	return p.Interface == s.iface && p.Addr.Is4() == s.v4 && s.rank(p.Pool) >= 0
 }
 
 // choice is what becomes of a slot.
@@ -307,12 +304,8 @@ func (d *placing) chooseGiven(s slot, runs bool) (c choice, ok bool) {
 // runsWith reports whether a pod that has not been told of an address has it, as its node reports: it was told before
 // the API server's data were restored.
 func (d *placing) runsWith(a netip.Addr) bool {
-	pod := d.pod
-	if p := d.ips[a]; p != nil && p.PodUID == pod.UID && p.boundOn(pod.Node) {
-		return true
-	}
-	answer := d.answers[pod.Node]
-	return pod.Node != "" && answer.has(pod.UID, a)
+	p, answer := d.ips[a], d.answers[d.pod.Node]
+	return p != nil && p.PodUID == d.pod.UID && p.boundOn(d.pod.Node) || d.pod.Node != "" && answer.has(d.pod.UID, a)
 }
 
 // own returns the addresses of the pod's identity that can be the slot's, those of earlier pools first, and of a shared
@@ -325,7 +318,7 @@ func (d *placing) own(s slot) (all []*PodIP) {
 		}
 	}
 	rank := func(p *PodIP) int {
-		r := 2 * slices.Index(s.names(), p.Pool)
+		r := 2 * s.rank(p.Pool)
 		if p.PodName != pod.Name {
 			r++
 		}
@@ -348,57 +341,49 @@ func (d *placing) claim(s slot, p *PodIP, f Finding) choice {
 func (d *placing) allocate(s slot) (c choice, wait Plan) {
 	pod := d.pod
 	var why, full []string
-	var remedy string
 	for _, st := range s.pools {
-		held, end := d.HeldBy(st.Name)
+		text, waits := "", true
+		held, remedy := d.HeldBy(st.Name)
 		switch ahead := d.lines.ahead(turnOf(pod), st.Name); {
 		case st.Deleting:
-			why = append(why, fmt.Sprintf("pool %s is being deleted", st.Name))
-			continue
+			text, waits = "is being deleted", false
 		case st.Disabled:
-			why = append(why, fmt.Sprintf("pool %s is disabled", st.Name))
-			continue
+			text, waits = "is disabled", false
 		case st.Serves != nil && !st.Serves(pod.Namespaced):
-			why = append(why, fmt.Sprintf("pool %s is not available to namespace %s", st.Name, pod.Namespace))
-			continue
+			text, waits = "is not available to namespace "+pod.Namespace, false
 		case held != "":
-			full = append(full, st.Name)
-			why, remedy = append(why, fmt.Sprintf("pool %s makes no new allocations: %s", st.Name, held)), end
-			continue
+			text, wait.Remedy = "makes no new allocations: "+held, remedy
 		case st.left(d.now) <= ahead:
-			full = append(full, st.Name)
-			text := d.empty(st)
-			switch {
-			case ahead == 1:
-				text += ", and 1 pod has waited longer"
-			case ahead > 1:
-				text += fmt.Sprintf(", and %d pods have waited longer", ahead)
+			text = d.empty(st, ahead)
+		default:
+			a, ok := st.next(func(a netip.Addr) bool { return d.taken[a] || d.toldTo(a, "") || len(d.runs[a]) > 0 })
+			if ok {
+				p := pod.made(Address{Network: s.network, Interface: s.iface, Pool: st.Name, Mode: st.Range.Mode,
+					Prefix: netip.PrefixFrom(a, a.BitLen())})
+				return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
 			}
-			why = append(why, text)
-			continue
+			text = d.empty(st, 0)
 		}
-		a, ok := st.next(func(a netip.Addr) bool { return d.taken[a] || d.toldTo(a, "") || len(d.runs[a]) > 0 })
-		if !ok {
+		why = append(why, fmt.Sprintf("pool %s %s", st.Name, text))
+		if waits {
 			full = append(full, st.Name)
-			why = append(why, d.empty(st))
-			continue
 		}
-		p := PodIP{
-			Addr: a, Pool: st.Name, Mode: st.Range.Mode, Namespace: pod.Namespace, PodName: pod.Name, Identity: pod.Identity,
-			PodUID: pod.UID, Network: s.network, Interface: s.iface, Keep: pod.Keep, Workload: pod.Workload,
-			Held: true,
-		}
-		return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
 	}
-	d.full = full
-	return c, Plan{Reason: strings.Join(why, "; "), Remedy: remedy}
+	d.full, wait.Reason = full, strings.Join(why, "; ")
+	return c, wait
 }
 
-// empty says that a pool has no free address.
-func (d *placing) empty(s *stock) string {
-	text := fmt.Sprintf("pool %s has no free address, of %d", s.Name, s.Range.Set.Count())
+// empty says that a pool has no free address for a pod that comes after others.
+func (d *placing) empty(s *stock, ahead uint64) string {
+	text := fmt.Sprintf("has no free address, of %d", s.Range.Set.Count())
 	if n := d.Quarantined(s.Name); n > 0 {
 		text += fmt.Sprintf(" (%d of %d quarantined)", n, s.Range.Set.Count())
+	}
+	switch {
+	case ahead == 1:
+		text += ", and 1 pod has waited longer"
+	case ahead > 1:
+		text += fmt.Sprintf(", and %d pods have waited longer", ahead)
 	}
 	return text
 }

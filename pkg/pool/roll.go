@@ -188,14 +188,12 @@ func (d recall) answered(why string) Finding {
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
 // quarantines addresses that a node says are another pod's. Then it is over, and the Book stale.
-func (b *Book) Recall(now time.Time) Plan {
-	if b.stale || !b.roll.Recalling {
-		return Plan{}
-	}
-	return recall{&b.facts, now}.plan()
-}
+func (b *Book) Recall(now time.Time) Plan { return recall{&b.facts, now}.plan() }
 
 func (d recall) plan() Plan {
+	if d.stale || !d.roll.Recalling {
+		return Plan{}
+	}
 	plan, all := d.missing(), d.answered("")
 	if all.Verdict != Yes {
 		return plan

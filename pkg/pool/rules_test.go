@@ -132,9 +132,8 @@ var broke = []struct{ file, is, becomes string }{
 	{"place.go", `	place.If = []Check{{Since: &known}}`, `	if !broken(placedSinceMark) {
 		place.If = []Check{{Since: &known}}
 	}`},
-	{"place.go", `			Held: true,
-`, `			Held: !broken(finalizerHolds),
-`},
+	{"place.go", `				return choice{slot: s, ip: p, wr: CreateIP`, `				p.Held = !broken(finalizerHolds)
+				return choice{slot: s, ip: p, wr: CreateIP`},
 	{"write.go", `is.older(live.Seen()) ||`, `is.older(live.Seen()) && !broken(newestMarkCounts) ||`},
 	// This rule is a second defence against what another one prevents: without that, it is broken, too.
 	{"place.go", `case d.toldTo(p.Addr, p.PodUID):`,
@@ -161,7 +160,7 @@ var broke = []struct{ file, is, becomes string }{
 			continue
 		}
 `},
-	{"wake.go", `if !w.pods[p.PodUID].alive() {`, `if !w.pods[p.PodUID].alive() && !broken(sharersWake) {`},
+	{"wake.go", `&& !w.pods[p.PodUID].alive() {`, `&& !w.pods[p.PodUID].alive() && !broken(sharersWake) {`},
 	{"wake.go", `	w.wakePlaces()
 	w.wakePools()
 `, `	if !broken(poolsWake) {

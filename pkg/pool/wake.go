@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -130,9 +131,7 @@ func (w *waiting) Unproven(visit func(since time.Time, operator bool)) {
 // for an address that becomes free it has only as many as there are addresses, the oldest first.
 func (w *waiting) Woken(now time.Time) []Key {
 	for pool := range w.lines.stirred {
-		for _, uid := range w.next(pool, now) {
-			w.wakePod(uid)
-		}
+		w.wakePods(slices.Values(w.next(pool, now)))
 	}
 	clear(w.lines.stirred)
 	all := w.woken
@@ -158,7 +157,7 @@ func (w *waiting) WakeAll() {
 func (w *waiting) WakeWaiting() {
 	for uid := range w.waits {
 		if _, inLine := w.lines.queued[uid]; !inLine {
-			w.wakePod(uid)
+			w.wake(w.pods[uid].Key())
 		}
 	}
 	for a := range w.silent {
@@ -171,18 +170,16 @@ func (w *waiting) WakeWaiting() {
 	w.wakePools()
 }
 
-func (w *waiting) wakePod(uid UID) {
-	if p := w.pods[uid]; p != nil {
-		w.wake(p.Key())
+func (w *waiting) wakePods(uids iter.Seq[UID]) {
+	for uid := range uids {
+		if p := w.pods[uid]; p != nil {
+			w.wake(p.Key())
+		}
 	}
 }
 
 // wakePlaces wakes every pod that waits.
-func (w *waiting) wakePlaces() {
-	for uid := range w.waits {
-		w.wakePod(uid)
-	}
-}
+func (w *waiting) wakePlaces() { w.wakePods(maps.Keys(w.waits)) }
 
 func (w *waiting) wakePools() {
 	for name := range w.pools {
@@ -207,17 +204,9 @@ func (w *waiting) wakeChanged(name string) {
 // wakeAddress wakes an address, and the pods that wait for it.
 func (w *waiting) wakeAddress(a netip.Addr) {
 	w.wake(KeyOfAddress(a))
-	for uid := range w.on[a] {
-		w.wakePod(uid)
-	}
-	p := w.ips[a]
-	if p == nil || p.Identity == "" {
-		return
-	}
-	if !w.pods[p.PodUID].alive() {
-		for uid := range w.sharing[p.owner()] {
-			w.wakePod(uid)
-		}
+	w.wakePods(maps.Keys(w.on[a]))
+	if p := w.ips[a]; p != nil && p.Identity != "" && !w.pods[p.PodUID].alive() {
+		w.wakePods(maps.Keys(w.sharing[p.owner()]))
 	}
 }
 
@@ -250,9 +239,7 @@ func (w *waiting) wakeSilent() {
 		w.wakeAddress(a)
 	}
 	for _, uids := range w.on {
-		for uid := range uids {
-			w.wakePod(uid)
-		}
+		w.wakePods(maps.Keys(uids))
 	}
 }
 
