@@ -19,7 +19,18 @@ const endsMost = 50_000
 
 // NewBook begins a Book by the roll as it is past all caches. What is put in must have been listed later.
 func NewBook(r Roll) *Book {
-	return &Book{newWaiting(newFacts(r))}
+	return &Book{waiting{
+		facts: facts{
+			roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
+			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
+			pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
+			unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
+			answers: map[string]Answer{}, held: map[UID][]string{},
+		},
+		lines:   lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}},
+		pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
+		sharing: index[Owner, UID]{}, silent: map[netip.Addr]silence{},
+	}}
 }
 
 // SetPool puts a pool in. It takes time by the number of PodIPs if the addresses of the pool have changed.

@@ -34,13 +34,19 @@
 // Node that was deleted then and has come back since: the operator who restores a backup has to take back what no
 // longer holds.
 //
+// # Where it is
+//
+// A Book is what is known, what waits for that to change, and the decisions: each is a value that reads what is known
+// and returns a [Plan]. It changes nothing but what [Book.Place] reserves.
+//
 //	set.go    sets of addresses; parse.go a pool as people write it
-//	book.go   what is known; objects.go of what
-//	place.go  the addresses of a new pod; line.go who waits for one
-//	fence.go  whether an address can change hands
-//	life.go   the life of a PodIP and of a pool
+//	facts.go  what is known; objects.go of what; stock.go what is free of a pool; book.go puts it in
+//	wake.go   what waits, and is woken; line.go the pods that wait for an address of a pool
+//	place.go  placing: the addresses of a new pod
+//	life.go   reviewing: the life of a PodIP, and of a pool
 //	conflict.go  what other machines on a link can do
-//	roll.go   what all nodes are asked
+//	fence.go  whether an address can change hands
+//	roll.go   what all nodes are asked; recall: before anything is given
 //	node.go   what an agent says and does
 //	write.go  writes, and what they are bound to
 package pool

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// facts are what the cluster says, as far as it is known, with its indexes. The Set and Remove methods of [Book] write
-// them, nothing else does; every decision reads them.
+// facts are what is known of the cluster, with its indexes. The Set and Remove methods of [Book] write them. All else
+// only reads, but that a stock notes which addresses are reserved.
 type facts struct {
 	roll  Roll
 	stale bool
@@ -29,16 +29,6 @@ type facts struct {
 	used    map[string]int // how many PodIPs name a node
 	answers map[string]Answer
 	held    map[UID][]string // the nodes that say that they have the pod
-}
-
-func newFacts(r Roll) facts {
-	return facts{
-		roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
-		given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
-		pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
-		unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
-		answers: map[string]Answer{}, held: map[UID][]string{},
-	}
 }
 
 // Pool returns what is known of a pool, nil if it is unknown.

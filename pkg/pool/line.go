@@ -37,10 +37,6 @@ type queued struct {
 	pools []string
 }
 
-func newLines() lines {
-	return lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}}
-}
-
 // ahead returns how many pods have waited longer for an address of a pool.
 func (l lines) ahead(t turn, pool string) uint64 {
 	i, _ := slices.BinarySearchFunc(l.byPool[pool], t, turn.compare)
@@ -95,14 +91,13 @@ func (w *waiting) Waiting(pool string) (all []UID) {
 
 // next returns the pods in a pool's line for which there is an address now: they are to be placed, the others are not.
 func (w *waiting) next(pool string, now time.Time) []UID {
-	s := w.pools[pool]
-	if s == nil || len(w.lines.byPool[pool]) == 0 {
+	s, line := w.pools[pool], w.lines.byPool[pool]
+	if s == nil || len(line) == 0 {
 		return nil
 	}
 	if held, _ := w.HeldBy(pool); held != "" {
 		return nil
 	}
-	line := w.lines.byPool[pool]
 	all := make([]UID, min(uint64(len(line)), s.left(now)))
 	for i := range all {
 		all[i] = line[i].uid

@@ -227,10 +227,7 @@ func (d recall) plan() Plan {
 func (d recall) lacking(h Held) PodIP {
 	pod := d.pods[h.UID]
 	if pod == nil {
-		return PodIP{
-			Addr: h.Addr, Pool: h.Pool, Mode: h.Mode, Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
-			PodUID: h.UID, Network: h.Network, Interface: h.Interface, Keep: h.Keep, Held: true,
-		}
+		pod = &Pod{UID: h.UID, Namespace: h.Namespace, Name: h.PodName, Identity: h.Identity, Keep: h.Keep}
 	}
 	has := Address{Network: h.Network, Interface: h.Interface, Pool: h.Pool, Mode: h.Mode,
 		Prefix: netip.PrefixFrom(h.Addr, h.Addr.BitLen())}

@@ -61,11 +61,6 @@ type silence struct {
 	operator bool // only an operator can end it
 }
 
-func newWaiting(f facts) waiting {
-	return waiting{facts: f, lines: newLines(), pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{},
-		on: index[netip.Addr, UID]{}, sharing: index[Owner, UID]{}, silent: map[netip.Addr]silence{}}
-}
-
 func (w *waiting) wake(keys ...Key) {
 	for _, k := range keys {
 		if _, woken := w.pending[k]; !woken {
@@ -245,9 +240,9 @@ func (w *waiting) wakeSilent() {
 
 // changedSince reports whether there may be something to do for a pod that was not to be done for what it was, nil if
 // it is new.
-func (p *Pod) changedSince(was *Pod) bool {
-	return was == nil || was.Gated != p.Gated || was.Node != p.Node || was.Ending != p.Ending || was.Over != p.Over ||
-		len(was.Has) != len(p.Has) || p.Gated && was.Version != p.Version
+func (p *Pod) changedSince(old *Pod) bool {
+	return old == nil || old.Gated != p.Gated || old.Node != p.Node || old.Ending != p.Ending || old.Over != p.Over ||
+		len(old.Has) != len(p.Has) || p.Gated && old.Version != p.Version
 }
 
 // isUnbound reports whether a pod was placed and has no node yet.
