@@ -138,11 +138,11 @@ func (d *reviewing) plan() Plan {
 // quarantinedFor is how long no pod gets an address that another machine has.
 const quarantinedFor = time.Hour
 
-// conflict decides about a pod that cannot start, because another machine has its address. A pod that had the
-// address before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod
-// which replaces it gets another address. The ended pod never ran, but it was told of the address. From then on the
-// address is kept for no pod, and is free only past the fence, as any other. A machine that answers for too many
-// addresses ends no pod, and the pods of one workload are ended ever more slowly.
+// conflict decides about a pod that cannot start, because another machine has its address. A pod that had the address
+// before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod which
+// replaces it gets another address. The ended pod never ran, but it was told of the address. From then on the address
+// is kept for no pod, and is free only past the fence, as any other. A machine that answers for too many addresses ends
+// no pod, and the pods of one workload are ended ever more slowly.
 func (d *reviewing) conflict() Plan {
 	p, pod := d.ip, d.pod
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
@@ -174,8 +174,8 @@ func (d *reviewing) conflict() Plan {
 	return plan
 }
 
-// quarantined ends the quarantine of an address once every node has said, since it began, which pods have the
-// address. If no pod has it, it is its identity's again; if one pod has it, it is that pod's.
+// quarantined ends the quarantine of an address once every node has said, since it began, which pods have the address.
+// If no pod has it, it is its identity's again; if one pod has it, it is that pod's.
 func (d *reviewing) quarantined() Plan {
 	p, pod := d.ip, d.pod
 	why := "it is quarantined: " + p.Quarantine.Reason

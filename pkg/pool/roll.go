@@ -222,8 +222,8 @@ func (d recall) plan() Plan {
 	return plan
 }
 
-// lacking is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A
-// node does not know of what workload a pod is: only the pod's name tells what an address kept while owned is kept for.
+// lacking is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A node
+// does not know of what workload a pod is: only the pod's name tells what an address kept while owned is kept for.
 func (d recall) lacking(h Held) PodIP {
 	pod := d.pods[h.UID]
 	if pod == nil {
