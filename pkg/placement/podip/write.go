@@ -151,34 +151,16 @@ func (c *writer) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
 		s.setIP(o)
 		return nil
 	}
-	spec := map[string]any{}
-	text, err := json.Marshal(specOf(p))
-	if err == nil {
-		err = json.Unmarshal(text, &spec)
+	// A merge patch would keep the optional fields that are empty now.
+	replace := func(path string, value any) map[string]any {
+		return map[string]any{"op": "replace", "path": path, "value": value}
 	}
+	patch, err := json.Marshal([]any{replace("/metadata/uid", p.UID), replace("/metadata/resourceVersion", p.Version),
+		replace("/spec", specOf(p))})
 	if err != nil {
 		return err
 	}
-	for _, field := range []string{"identity", "network", "retention", "whenScaled", "whenDeleted", "workload", "release",
-		"adopted", "quarantine"} {
-		if _, ok := spec[field]; !ok {
-			spec[field] = nil
-		}
-	}
-	if q, ok := spec["quarantine"].(map[string]any); ok {
-		for _, field := range []string{"until", "mac"} {
-			if _, ok := q[field]; !ok {
-				q[field] = nil
-			}
-		}
-	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.Version}, "spec": spec,
-	})
-	if err != nil {
-		return err
-	}
-	if err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
+	if err := c.client.Patch(ctx, o, client.RawPatch(types.JSONPatchType, patch), owner); err != nil {
 		return fmt.Errorf("updating PodIP %s: %w", p.Addr, err)
 	}
 	s.setIP(o)
