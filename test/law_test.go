@@ -38,7 +38,7 @@ var law = []rule{
 	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
 	{pkg: "pkg/api", uses: []string{"pkg/retention"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 	{pkg: "pkg/home", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
-	{pkg: "pkg/pool", never: heavy},
+	{pkg: "pkg/pool", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
 	{pkg: "pkg/apiwatch", never: clients},
 	{pkg: "pkg/uninstall", uses: []string{"pkg/api", "pkg/apiwatch"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 

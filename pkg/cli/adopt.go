@@ -193,12 +193,7 @@ func (a *adoption) addPool(o *spiderpoolv2beta1.SpiderIPPool, there bool, reserv
 	var err error
 	if p.spec, err = o.PodIPPoolSpec(); err == nil {
 		p.spec.ExcludedAddresses = slices.Concat(p.spec.ExcludedAddresses, reserved)
-		spec := pool.Spec{Mode: pool.L2, Subnet: p.spec.Subnet, Addresses: p.spec.Addresses,
-			Exclude: p.spec.ExcludedAddresses, Gateway: p.spec.Gateway}
-		for _, r := range p.spec.Routes {
-			spec.Routes = append(spec.Routes, pool.RouteSpec{Dst: r.Destination, GW: r.Gateway})
-		}
-		_, err = pool.Parse(spec)
+		_, err = pool.Parse(p.spec)
 	}
 	switch {
 	case there:

@@ -941,9 +941,9 @@ func (w *world) meddle() {
 	case 0:
 		is.Disabled = !is.Disabled
 	case 1:
-		is.Spec.Exclude = []string{map[string]string{"a4": "10.6.0.1-10.6.0.2", "b4": "10.7.0.2", "c6": "fd00::1"}[name]}
+		is.Spec.ExcludedAddresses = []string{map[string]string{"a4": "10.6.0.1-10.6.0.2", "b4": "10.7.0.2", "c6": "fd00::1"}[name]}
 	case 2:
-		is.Spec.Exclude = nil
+		is.Spec.ExcludedAddresses = nil
 	case 3:
 		is.Only = pickOne(w.r, []string{"", "", "default", "other"})
 	case 4:

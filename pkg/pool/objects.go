@@ -5,10 +5,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // UID is that of a pod.
-type UID string
+type UID = types.UID
 
 // OutOfService is the key of the taint by which an operator says that a node is off.
 const OutOfService = "node.kubernetes.io/out-of-service"
@@ -31,7 +35,7 @@ func ownerOf(namespace, pod, identity string) Owner {
 }
 
 // Workload names the controller of a pod.
-type Workload struct{ APIVersion, Kind, Name, UID string }
+type Workload = v1alpha1.WorkloadReference
 
 // Keep is how long an address is kept once its pod is gone, the zero Keep if it is not.
 type Keep struct {
@@ -43,13 +47,13 @@ type Keep struct {
 }
 
 // Phase of a PodIP.
-type Phase string
+type Phase = v1alpha1.PodIPPhase
 
-// The phases, see the API. Retained is a promise: the pod will never have the address again.
+// The phases. Retained is a promise: the pod will never have the address again.
 const (
-	Allocated Phase = "Allocated"
-	Bound     Phase = "Bound"
-	Retained  Phase = "Retained"
+	Allocated = v1alpha1.PodIPAllocated
+	Bound     = v1alpha1.PodIPBound
+	Retained  = v1alpha1.PodIPRetained
 )
 
 // Quarantine is why no pod gets an address, not even its owner. An address with the zero Quarantine is not in

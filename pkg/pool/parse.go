@@ -5,28 +5,18 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // Mode is how packets find the pods of a pool.
-type Mode string
+type Mode = v1alpha1.PodIPPoolMode
 
 // The modes: L2, all nodes are on one link; Routed, every node has a route to the node that serves the pod.
 const (
-	L2     Mode = "L2"
-	Routed Mode = "Routed"
+	L2     = v1alpha1.ModeL2
+	Routed = v1alpha1.ModeRouted
 )
-
-// Spec is what people write of a pool: spec of a PodIPPool.
-type Spec struct {
-	Mode               Mode
-	Subnet             string
-	Addresses, Exclude []string
-	Gateway            string
-	Routes             []RouteSpec
-}
-
-// RouteSpec is a route as people write it.
-type RouteSpec struct{ Dst, GW string }
 
 // Route is a route that pods of the pool get.
 type Route struct {
@@ -52,7 +42,7 @@ func (e *FieldError) Error() string {
 
 // Parse reads a pool. It reports every field that is wrong, each as a [*FieldError]. An address that no host can have
 // is never in the set. The network's own and its broadcast address are in it only if spec.addresses names them.
-func Parse(s Spec) (Range, error) {
+func Parse(s v1alpha1.PodIPPoolSpec) (Range, error) {
 	var errs []error
 	wrong := func(field, value, expected string, args ...any) {
 		errs = append(errs, &FieldError{field, value, fmt.Sprintf(expected, args...)})
@@ -78,17 +68,17 @@ func Parse(s Spec) (Range, error) {
 		}
 	}
 	for i, route := range s.Routes {
-		dst, errDst := netip.ParsePrefix(route.Dst)
-		gw, errGW := netip.ParseAddr(route.GW)
+		dst, errDst := netip.ParsePrefix(route.Destination)
+		gw, errGW := netip.ParseAddr(route.Gateway)
 		switch field := fmt.Sprintf("spec.routes[%d]", i); {
 		case s.Mode == Routed:
-			wrong(field, route.Dst, "nothing with mode Routed: pods use the gateway of the node that they run on")
+			wrong(field, route.Destination, "nothing with mode Routed: pods use the gateway of the node that they run on")
 		case errDst != nil || dst != dst.Masked() || dst.Addr().Is4In6():
-			wrong(field+".dst", route.Dst, "a CIDR without host bits, such as 10.9.0.0/16")
+			wrong(field+".dst", route.Destination, "a CIDR without host bits, such as 10.9.0.0/16")
 		case errGW != nil || gw.Is4() != dst.Addr().Is4() || !plain(gw):
-			wrong(field+".gw", route.GW, "an address of the same family as dst, %s", route.Dst)
+			wrong(field+".gw", route.Gateway, "an address of the same family as dst, %s", route.Destination)
 		case dst.Addr().Is4() != r.Subnet.Addr().Is4():
-			wrong(field+".dst", route.Dst, "a CIDR of the same family as spec.subnet, %s", r.Subnet)
+			wrong(field+".dst", route.Destination, "a CIDR of the same family as spec.subnet, %s", r.Subnet)
 		default:
 			r.Routes = append(r.Routes, Route{dst, gw})
 		}
@@ -115,7 +105,7 @@ func Parse(s Spec) (Range, error) {
 			}
 		}
 	}
-	for i, text := range s.Exclude {
+	for i, text := range s.ExcludedAddresses {
 		sp, err := parseSpan(text)
 		if err != nil {
 			wrong(fmt.Sprintf("spec.excludedAddresses[%d]", i), text, "%s", err.Error())

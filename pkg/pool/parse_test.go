@@ -9,6 +9,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+type (
+	Spec  = v1alpha1.PodIPPoolSpec
+	route = v1alpha1.PodIPRoute
 )
 
 func TestAPoolIsWhatItsFieldsSay(t *testing.T) {
@@ -25,13 +32,14 @@ func TestAPoolIsWhatItsFieldsSay(t *testing.T) {
 		{"nothing named: all but the first, the last and the gateway", Spec{Subnet: "10.6.0.0/24", Gateway: "10.6.0.9"}, 253,
 			[]string{"10.6.0.1", "10.6.0.254"}, []string{"10.6.0.0", "10.6.0.255", "10.6.0.9", "10.6.1.1"}},
 		{"what is excluded is not given", Spec{Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.0/28"},
-			Exclude: []string{"10.6.0.3-10.6.0.200", "192.168.0.0/16", "10.6.0.0"}}, 2,
+			ExcludedAddresses: []string{"10.6.0.3-10.6.0.200", "192.168.0.0/16", "10.6.0.0"}}, 2,
 			[]string{"10.6.0.1", "10.6.0.2"}, []string{"10.6.0.0", "10.6.0.3"}},
 		{"the gateway is not given, though named", Spec{Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.2"},
 			Gateway: "10.6.0.1"}, 1, []string{"10.6.0.2"}, []string{"10.6.0.1"}},
 		{"one address", Spec{Subnet: "10.6.0.7/32"}, 1, []string{"10.6.0.7"}, nil},
 		{"all of IPv6", Spec{Subnet: "2000::/3"}, math.MaxInt64, []string{"2001:db8::1"}, []string{"2000::", "10.6.0.1"}},
-		{"a large subnet with one address less", Spec{Subnet: "fd00::/64", Exclude: []string{"fd00::8"}}, math.MaxInt64,
+		{"a large subnet with one address less", Spec{Subnet: "fd00::/64", ExcludedAddresses: []string{"fd00::8"}},
+			math.MaxInt64,
 			[]string{"fd00::1", "fd00::ffff:ffff:ffff:fffe"}, []string{"fd00::", "fd00::8", "fd00::ffff:ffff:ffff:ffff"}},
 	} {
 		c.spec.Mode = L2
@@ -68,21 +76,22 @@ func TestABadFieldIsNamedWithWhatWasExpected(t *testing.T) {
 		{Spec{Mode: L2, Subnet: "224.0.0.0/8"}, `spec.subnet: "224.0.0.0/8"`},
 		{Spec{Mode: L2, Subnet: "::ffff:10.0.0.0/104"}, `spec.subnet: `},
 		{Spec{Mode: L2, Subnet: "0.0.0.0/0"}, `spec.subnet: "0.0.0.0/0"`},
-		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []RouteSpec{{"::ffff:10.0.0.0/104", "fd00::1"}}},
+		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []route{{Destination: "::ffff:10.0.0.0/104", Gateway: "fd00::1"}}},
 			`spec.routes[0].dst: "::ffff:10.0.0.0/104"`},
-		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []RouteSpec{{"fd09::/64", "::ffff:10.0.0.1"}}},
+		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []route{{Destination: "fd09::/64", Gateway: "::ffff:10.0.0.1"}}},
 			`spec.routes[0].gw: "::ffff:10.0.0.1"`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Gateway: "10.7.0.1"}, `spec.gateway: "10.7.0.1" is not valid: expected an ` +
 			`address in spec.subnet, 10.6.0.0/16`},
 		{Spec{Mode: Routed, Subnet: "10.6.0.0/16", Gateway: "10.6.0.1"}, `spec.gateway: "10.6.0.1" is not valid: expected ` +
 			`nothing with mode Routed`},
-		{Spec{Mode: Routed, Subnet: "10.6.0.0/16", Routes: []RouteSpec{{"10.9.0.0/16", "10.6.0.2"}}},
+		{Spec{Mode: Routed, Subnet: "10.6.0.0/16", Routes: []route{{Destination: "10.9.0.0/16", Gateway: "10.6.0.2"}}},
 			`spec.routes[0]: "10.9.0.0/16" is not valid: expected nothing with mode Routed`},
-		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Routes: []RouteSpec{{"10.9.0.0/16", "10.6.0.2"}, {"10.9.0.1/16", "10.6.0.2"}}},
+		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Routes: []route{
+			{Destination: "10.9.0.0/16", Gateway: "10.6.0.2"}, {Destination: "10.9.0.1/16", Gateway: "10.6.0.2"}}},
 			`spec.routes[1].dst: "10.9.0.1/16"`},
-		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Routes: []RouteSpec{{"10.9.0.0/16", "fd00::1"}}},
+		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Routes: []route{{Destination: "10.9.0.0/16", Gateway: "fd00::1"}}},
 			`spec.routes[0].gw: "fd00::1"`},
-		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []RouteSpec{{"10.9.0.0/16", "10.6.0.2"}}},
+		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []route{{Destination: "10.9.0.0/16", Gateway: "10.6.0.2"}}},
 			`spec.routes[0].dst: "10.9.0.0/16" is not valid: expected a CIDR of the same family as spec.subnet, fd00::/64`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1", "web"}},
 			`spec.addresses[1]: "web" is not valid: ` +
@@ -94,8 +103,9 @@ func TestABadFieldIsNamedWithWhatWasExpected(t *testing.T) {
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.9-fd00::1"}}, `a range of one family`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1/24"}}, `spec.addresses[0]: "10.6.0.1/24"`},
 		{Spec{Mode: L2, Subnet: "fd00::/64", Addresses: []string{"fd00::1%eth0"}}, `spec.addresses[0]: "fd00::1%eth0"`},
-		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Exclude: []string{"10.6.0.x"}}, `spec.excludedAddresses[0]: "10.6.0.x"`},
-		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1"}, Exclude: []string{"10.6.0.0/24"}},
+		{Spec{Mode: L2, Subnet: "10.6.0.0/16", ExcludedAddresses: []string{"10.6.0.x"}},
+			`spec.excludedAddresses[0]: "10.6.0.x"`},
+		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1"}, ExcludedAddresses: []string{"10.6.0.0/24"}},
 			`expected at least one address besides`},
 	} {
 		_, err := Parse(c.spec)
@@ -106,7 +116,8 @@ func TestABadFieldIsNamedWithWhatWasExpected(t *testing.T) {
 			t.Errorf("%+v: %T", c.spec, err)
 		}
 	}
-	_, err := Parse(Spec{Mode: L2, Subnet: "10.6.0.0/16", Gateway: "x", Addresses: []string{"y"}, Exclude: []string{"z"}})
+	_, err := Parse(Spec{Mode: L2, Subnet: "10.6.0.0/16", Gateway: "x", Addresses: []string{"y"},
+		ExcludedAddresses: []string{"z"}})
 	if err == nil || strings.Count(err.Error(), "\n") != 2 {
 		t.Errorf("not every field is reported: %v", err)
 	}

@@ -710,8 +710,8 @@ func (w *world) relist(c *controller, kind int) {
 func (w *world) poolOf(name string) Pool {
 	is := w.pools.objs[name]
 	r, err := Parse(is.Spec)
-	p := Pool{Name: name, Version: is.Version, Revision: is.Version, Range: r, Invalid: err, Disabled: is.Disabled,
-		Deleting: is.Deleting, Held: is.Held}
+	p := Pool{Name: name, Version: is.Version, Revision: fmt.Sprint(is.Spec, is.Disabled, is.Only), Range: r,
+		Invalid: err, Disabled: is.Disabled, Deleting: is.Deleting, Held: is.Held}
 	if is.Only != "" {
 		p.Serves = func(labels map[string]string) bool { return labels["name"] == is.Only }
 	}

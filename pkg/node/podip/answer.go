@@ -106,7 +106,7 @@ func (n *answerer) listRoll(ctx context.Context, c apiwatch.Cycle) (version stri
 	if c.Interrupted { // it may have been restored, and the answer, too
 		n.doubt()
 	}
-	n.setRoll(rollOf(roll))
+	n.setRoll(roll)
 	return version, nil
 }
 
@@ -117,13 +117,19 @@ func (n *answerer) rollEvent(e watch.Event) error {
 	case e.Type == watch.Deleted:
 		n.setRoll(nil)
 	default:
-		n.setRoll(rollOf(roll))
+		n.setRoll(roll)
 	}
 	return nil
 }
 
-// setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.
-func (n *answerer) setRoll(roll *pool.Roll) {
+// setRoll records the roll, nil if there is none. When a recall begins or is over, PodIPs may be others: every pod is
+// queued.
+func (n *answerer) setRoll(o *v1alpha1.PodIPAudit) {
+	var roll *pool.Roll
+	if o != nil {
+		r := pool.RollOf(o)
+		roll = &r
+	}
 	n.mu.Lock()
 	was := n.roll
 	n.roll = roll
@@ -282,21 +288,6 @@ func (n *answerer) noteAnswered(round int64, cannotRoute string) {
 	if n.roll != nil && n.roll.Round != round || n.cannotRoute != nil && *n.cannotRoute != cannotRoute {
 		n.now.Up()
 	}
-}
-
-// rollOf returns nil of nil.
-func rollOf(o *v1alpha1.PodIPAudit) *pool.Roll {
-	if o == nil {
-		return nil
-	}
-	round := v1alpha1.RoundOf
-	r := &pool.Roll{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
-		Recalling: o.Spec.Phase != v1alpha1.PodIPAuditSettled, Term: round(o.Spec.Term), Mark: o.Spec.Mark.Time,
-		Asked: map[pool.UID]int64{}}
-	for _, q := range o.Spec.Asked {
-		r.Asked[pool.UID(q.About)] = round(&q.Round)
-	}
-	return r
 }
 
 // holds reports whether a pod is on the machine, or may be.

@@ -288,7 +288,14 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	}
 	l := pool.Local{
 		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Over: c.pod.terminal,
-		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a], IP: ipOf(a, o),
+		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a],
+	}
+	if o != nil {
+		ip, err := pool.PodIPOf(o, 0)
+		if err != nil {
+			return soon, err
+		}
+		l.IP = &ip
 	}
 	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
 		l.PodCIDR = c.router.podCIDR(a.Is4())

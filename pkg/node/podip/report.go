@@ -2,7 +2,6 @@ package podip
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,17 +32,4 @@ func (c *podCheck) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Pha
 	}
 	c.log.Info("Reported PodIP", "phase", phase, "pod", c.pod.String(), "podip", o.Name)
 	return settled, nil
-}
-
-// ipOf is a PodIP in the words of package pool, nil if there is none.
-func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
-	if o == nil {
-		return nil
-	}
-	cidr, _ := netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written again
-	return &pool.PodIP{
-		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, PodUID: pool.UID(o.Spec.PodUID),
-		Phase: pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
-		Conflict: o.Status.Conflict, PodCIDR: cidr,
-	}
 }

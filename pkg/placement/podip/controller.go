@@ -256,7 +256,7 @@ func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (is p
 	if p.Workload == (pool.Workload{}) {
 		is, retry, err = c.wantedByName(ctx, s, p)
 	} else {
-		is, retry, err = c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName,
+		is, retry, err = c.workloads.Wanted(ctx, p.Namespace, p.Workload, p.PodName,
 			p.Keep, func() (names []string, _ error) {
 				c.mu.Lock()
 				defer c.unlock()
@@ -297,7 +297,7 @@ func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP)
 	if of == (pool.Workload{}) {
 		return c.workloads.WantedByName(ctx, p.Namespace, p.PodName, p.Keep, siblings)
 	}
-	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(of), p.PodName, p.Keep,
+	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, of, p.PodName, p.Keep,
 		siblings)
 	return is, cmp.Or(retry, cluster.Recheck), err
 }

@@ -201,7 +201,9 @@ type line struct {
 	now, later []pool.Key
 }
 
-func podKey(name string) pool.Key { return pool.Key{Kind: pool.KeyPod, Namespace: "default", Name: name} }
+func podKey(name string) pool.Key {
+	return pool.Key{Kind: pool.KeyPod, Namespace: "default", Name: name}
+}
 
 // podLine is the part of a line that has the pods.
 type podLine struct {
@@ -1803,12 +1805,12 @@ func TestWhatManyPodIPsSayIsKeptOnce(t *testing.T) {
 				Workload: &stayputv1alpha1.WorkloadReference{UID: strings.Clone("of the set")}},
 			Status: stayputv1alpha1.PodIPStatus{PodUID: strings.Clone("uid"), NodeName: strings.Clone("node-1")},
 		}
-		want, err := ipOf(o, 0)
+		want, err := pool.PodIPOf(o, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		stripIP(o, &once)
-		is, err := ipOf(o, 0)
+		is, err := pool.PodIPOf(o, 0)
 		if err != nil || !reflect.DeepEqual(is, want) || o.ManagedFields != nil {
 			t.Errorf("%+v, want %+v: %v", is, want, err)
 		}

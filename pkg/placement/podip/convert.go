@@ -1,7 +1,6 @@
 package podip
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,15 +24,10 @@ import (
 // This file says in the words of package pool what the API says, and the other way round.
 
 func poolOf(o *stayputv1alpha1.PodIPPool) pool.Pool {
-	spec := pool.Spec{Mode: pool.Mode(o.Spec.Mode), Subnet: o.Spec.Subnet, Addresses: o.Spec.Addresses,
-		Exclude: o.Spec.ExcludedAddresses, Gateway: o.Spec.Gateway}
-	for _, r := range o.Spec.Routes {
-		spec.Routes = append(spec.Routes, pool.RouteSpec{Dst: r.Destination, GW: r.Gateway})
-	}
 	p := pool.Pool{Name: o.Name, Version: o.ResourceVersion, Revision: fmt.Sprint(o.UID, "/", o.Generation),
 		Disabled: o.Spec.Allocation == stayputv1alpha1.AllocationDisabled,
 		Deleting: o.DeletionTimestamp != nil, Held: slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse)}
-	p.Range, p.Invalid = pool.Parse(spec)
+	p.Range, p.Invalid = pool.Parse(o.Spec)
 	if selector := o.Spec.NamespaceSelector; selector != nil {
 		selects, err := metav1.LabelSelectorAsSelector(selector)
 		if err != nil && p.Invalid == nil {
@@ -67,7 +61,7 @@ func nodesOf(o *stayputv1alpha1.PodIPPool) (all []corev1.NodeSelectorRequirement
 	return all, nil
 }
 
-// stripIP keeps of a PodIP what ipOf reads, and once what many of them say.
+// stripIP keeps of a PodIP what [pool.PodIPOf] reads, and once what many of them say.
 func stripIP(o *stayputv1alpha1.PodIP, once *cluster.Interner) {
 	o.ManagedFields, o.Annotations, o.Labels, o.TypeMeta = nil, nil, nil, metav1.TypeMeta{}
 	for _, s := range []*string{&o.Spec.Pool, (*string)(&o.Spec.Mode), &o.Spec.Namespace, &o.Spec.Identity,
@@ -83,86 +77,6 @@ func stripIP(o *stayputv1alpha1.PodIP, once *cluster.Interner) {
 	if o.Status.PodUID == o.Spec.PodUID {
 		o.Status.PodUID = o.Spec.PodUID
 	}
-}
-
-func ipOf(o *stayputv1alpha1.PodIP, longest time.Duration) (pool.PodIP, error) {
-	a, err := stayputv1alpha1.ParsePodIPName(o.Name)
-	if err != nil {
-		return pool.PodIP{}, err
-	}
-	p := pool.PodIP{
-		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, Created: o.CreationTimestamp.Time,
-		Pool: o.Spec.Pool, Mode: pool.Mode(o.Spec.Mode), Namespace: o.Spec.Namespace, PodName: o.Spec.PodName,
-		Identity: o.Spec.Identity, PodUID: pool.UID(o.Spec.PodUID), Network: o.Spec.Network, Interface: o.Spec.Interface,
-		Keep:     keepOf(retention.Recorded(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), longest),
-		Release:  o.Spec.Release != "",
-		Adopted:  o.Spec.Adopted,
-		Held:     slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse),
-		Deleting: o.DeletionTimestamp != nil,
-		Phase:    pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
-		Conflict: o.Status.Conflict,
-	}
-	if o.Status.Since != nil {
-		p.Since = o.Status.Since.Time
-	}
-	if w := o.Spec.Workload; w != nil {
-		p.Workload = pool.Workload(*w)
-	}
-	if q := o.Spec.Quarantine; q != nil {
-		p.Quarantine = pool.Quarantine{Reason: cmp.Or(q.Reason, "no reason is given"), MAC: q.MAC, Since: q.Since.Time}
-		if q.Until != nil {
-			p.Quarantine.Until = q.Until.Time
-		}
-	}
-	return p, nil
-}
-
-func specOf(p pool.PodIP) stayputv1alpha1.PodIPSpec {
-	spec := stayputv1alpha1.PodIPSpec{
-		Pool: p.Pool, Mode: stayputv1alpha1.PodIPPoolMode(p.Mode), Namespace: p.Namespace, PodName: p.PodName,
-		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, Adopted: p.Adopted,
-	}
-	if p.Release {
-		spec.Release = stayputv1alpha1.ReleaseNow
-	}
-	spec.Retention, spec.WhenScaled, spec.WhenDeleted = wordsOf(p.Keep)
-	if p.Workload != (pool.Workload{}) {
-		w := stayputv1alpha1.WorkloadReference(p.Workload)
-		spec.Workload = &w
-	}
-	if q := p.Quarantine; q.Reason != "" {
-		spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: q.Reason, MAC: q.MAC, Since: metav1.NewMicroTime(q.Since)}
-		if !q.Until.IsZero() {
-			until := metav1.NewTime(q.Until)
-			spec.Quarantine.Until = &until
-		}
-	}
-	return spec
-}
-
-// keepOf returns how long a policy keeps addresses that may be kept for longest; zero is no limit.
-func keepOf(p retention.Policy, longest time.Duration) pool.Keep {
-	p, _ = p.Clamp(longest)
-	return pool.Keep{For: p.Duration(), WhileOwned: p.WhileOwned,
-		Scaled: p.WhenScaled == retention.Release, Deleted: p.WhenDeleted == retention.Release}
-}
-
-func wordsOf(k pool.Keep) (retention, whenScaled, whenDeleted string) {
-	word := func(release bool) string {
-		if release {
-			return stayputv1alpha1.PolicyRelease
-		}
-		return stayputv1alpha1.PolicyRetain
-	}
-	switch {
-	case k.WhileOwned:
-		retention = stayputv1alpha1.RetentionWhileOwned
-	case k.For > 0:
-		retention = k.For.String()
-	default:
-		return "", "", ""
-	}
-	return retention, word(k.Scaled), word(k.Deleted)
 }
 
 // nodeOf reads a node. agents is the pod template of the agents' DaemonSet, nil if it is not known.
@@ -184,60 +98,6 @@ func selects(agents *corev1.Pod, node *corev1.Node) bool {
 	}
 	match, err := nodeaffinity.GetRequiredNodeAffinity(agents).Match(node)
 	return match || err != nil
-}
-
-func answerOf(o *stayputv1alpha1.PodIPReport, longest time.Duration) pool.Answer {
-	a := pool.Answer{Node: o.Name, Round: stayputv1alpha1.RoundOf(&o.Spec.Round), CannotRoute: o.Spec.CannotRoute}
-	for _, h := range o.Spec.Held {
-		addr, err := netip.ParseAddr(h.Address)
-		if err != nil {
-			a.Round = 0 // what else it says is not to be trusted: the node has not answered
-			continue
-		}
-		a.Held = append(a.Held, pool.Held{
-			Addr: addr, UID: pool.UID(h.PodUID), Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
-			Pool: h.Pool, Mode: pool.Mode(h.Mode), Network: h.Network, Interface: h.Interface,
-			Keep: keepOf(retention.Recorded(h.Retention, h.WhenScaled, h.WhenDeleted), longest),
-		})
-	}
-	return a
-}
-
-func rollOf(o *stayputv1alpha1.PodIPAudit) pool.Roll {
-	round := stayputv1alpha1.RoundOf
-	r := pool.Roll{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
-		Recalling: o.Spec.Phase != stayputv1alpha1.PodIPAuditSettled, Term: round(o.Spec.Term), Mark: o.Spec.Mark.Time,
-		Marks: o.Spec.Marks}
-	for _, q := range o.Spec.Asked {
-		if r.Asked == nil {
-			r.Asked = map[pool.UID]int64{}
-		}
-		r.Asked[pool.UID(q.About)] = round(&q.Round)
-	}
-	return r
-}
-
-func rollObject(r pool.Roll) *stayputv1alpha1.PodIPAudit {
-	at := stayputv1alpha1.RoundTime
-	optional := func(round int64) *metav1.MicroTime {
-		if round == 0 {
-			return nil
-		}
-		t := at(round)
-		return &t
-	}
-	o := &stayputv1alpha1.PodIPAudit{
-		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName, ResourceVersion: r.Version},
-		Spec: stayputv1alpha1.PodIPAuditSpec{Round: at(r.Round), Epoch: optional(r.Epoch), Term: optional(r.Term),
-			Phase: stayputv1alpha1.PodIPAuditSettled, Mark: metav1.NewMicroTime(r.Mark), Marks: r.Marks},
-	}
-	if r.Recalling {
-		o.Spec.Phase = stayputv1alpha1.PodIPAuditRecalling
-	}
-	for _, about := range slices.Sorted(maps.Keys(r.Asked)) {
-		o.Spec.Asked = append(o.Spec.Asked, stayputv1alpha1.PodIPQuestion{About: string(about), Round: at(r.Asked[about])})
-	}
-	return o
 }
 
 // podOf reads a pod, with what its namespace asks for. The error says what of its annotations is not valid; such a pod
@@ -278,7 +138,7 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest tim
 	}
 	comesBack := p.Workload != (pool.Workload{}) && (numbered || p.Identity != "")
 	policy, err := retention.ParsePooled(pod.Annotations, comesBack)
-	p.Keep, p.Fresh = keepOf(policy, longest), policy.AllocateNew
+	p.Keep, p.Fresh = pool.KeepOf(policy, longest), policy.AllocateNew
 	return p, err
 }
 

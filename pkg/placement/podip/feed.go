@@ -158,7 +158,7 @@ func (c *follower) answers(s *session) *feed {
 	names := map[string]bool{}
 	return &feed{c: c.state,
 		set: func(o client.Object) {
-			s.book.SetAnswer(answerOf(o.(*stayputv1alpha1.PodIPReport), c.longest))
+			s.book.SetAnswer(pool.AnswerOf(o.(*stayputv1alpha1.PodIPReport), c.longest))
 			names[o.GetName()] = true
 		},
 		remove: func(o client.Object, _ string) {

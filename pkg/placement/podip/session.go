@@ -68,7 +68,7 @@ func newer(a, b string) bool {
 
 // setIPLocked puts in a PodIP as it was watched, or as a write returned it.
 func (s *session) setIPLocked(o *stayputv1alpha1.PodIP) {
-	p, err := ipOf(o, s.c.longest)
+	p, err := pool.PodIPOf(o, s.c.longest)
 	if err != nil {
 		return // its definition does not allow such a name
 	}

@@ -70,7 +70,7 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 	switch w := w.(type) {
 	case pool.CreateIP:
 		o := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(w.PodIP.Addr)},
-			Spec: specOf(w.PodIP)}
+			Spec: w.PodIP.Spec()}
 		if w.PodIP.Held {
 			o.Finalizers = []string{stayputv1alpha1.FinalizerInUse}
 		}
@@ -137,7 +137,7 @@ func (c *writer) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
 		if string(o.UID) != p.UID || o.ResourceVersion != p.Version {
 			return conflict("podips", name)
 		}
-		if o.Spec = specOf(p); p.Held {
+		if o.Spec = p.Spec(); p.Held {
 			controllerutil.AddFinalizer(o, stayputv1alpha1.FinalizerInUse)
 		} else {
 			controllerutil.RemoveFinalizer(o, stayputv1alpha1.FinalizerInUse)
@@ -156,7 +156,7 @@ func (c *writer) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
 		return map[string]any{"op": "replace", "path": path, "value": value}
 	}
 	patch, err := json.Marshal([]any{replace("/metadata/uid", p.UID), replace("/metadata/resourceVersion", p.Version),
-		replace("/spec", specOf(p))})
+		replace("/spec", p.Spec())})
 	if err != nil {
 		return err
 	}
@@ -284,19 +284,19 @@ func (c *writer) roll(ctx context.Context) (pool.Roll, error) {
 	if err != nil {
 		return pool.Roll{}, fmt.Errorf("reading the PodIPAudit: %w", err)
 	}
-	return rollOf(o), nil
+	return pool.RollOf(o), nil
 }
 
 // writeRoll returns the roll as it is written.
 func (c *writer) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, error) {
-	o := rollObject(r)
+	o := r.Object()
 	var err error
 	if r.Version == "" {
 		err = c.client.Create(ctx, o, owner)
 	} else {
 		err = c.client.Update(ctx, o, owner)
 	}
-	return rollOf(o), err
+	return pool.RollOf(o), err
 }
 
 // refresh reads what a write was about, if it has changed: the caches may be behind for a while.
