@@ -783,7 +783,7 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		{"another machine has it, as reported", Local{UID: "a", Exists: true, Conflict: "m",
 			IP: &PodIP{PodUID: "a", Of: "a", Phase: Allocated, Node: "n1", Conflict: "m"}}, Deed{}},
 		{"another machine has it, and the pod was gone", Local{UID: "a", Exists: true, Conflict: "m", IP: mine(Retained)},
-			Deed{}},
+			Deed{Bar: true}},
 		{"another machine had it, and the pod runs", Local{UID: "a", Exists: true, Netns: true, Conflict: "m",
 			IP: mine(Allocated)}, Deed{Report: Bound}},
 		{"another machine had it, and the pod ends", Local{UID: "a", Exists: true, Ending: true, Conflict: "m",
@@ -810,7 +810,7 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		{"nodes are to route to a pod that never comes", Local{UID: "a", Exists: true, Here: true, Barred: true,
 			PodCIDR: cidr, IP: &PodIP{PodUID: "a"}}, Deed{Report: Retained}},
 		{"nodes are to route to a pod that was gone", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Retained)},
-			Deed{}},
+			Deed{Bar: true}},
 		{"nodes are to route to a pod that is not known to be here", Local{UID: "a", Exists: true, PodCIDR: cidr,
 			IP: &PodIP{PodUID: "a"}}, Deed{}},
 		{"nodes are to route to the pod of another address", Local{UID: "b", Exists: true, PodCIDR: cidr,
@@ -818,6 +818,7 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		{"nodes routed to a pod that ends, and never ran", Local{UID: "a", Exists: true, Ending: true, PodCIDR: cidr,
 			IP: placed(Allocated)}, Deed{Bar: true, Report: Retained}},
 		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
+		{"back from a backup, its bar lost", Local{UID: "a", Exists: true, IP: mine(Retained)}, Deed{Bar: true}},
 	} {
 		c.l.Node = "n1"
 		if got := Tend(c.l); got != c.want {

@@ -344,12 +344,10 @@ func (w *world) hasPod(uid UID) bool {
 }
 
 // confirm is the agent's word of a pod, for which the plugin waits if its node was told to, or has lost its disk: the
-// PodIPs are the pod's, if there are any, and do not say that it has ended here.
+// PodIPs are the pod's, if there are any, and do not say that it has ended here. Of a pod that comes after the first
+// list, no agent asks for them, and none can say that.
 func (w *world) confirm(n *node, p Pod) {
 	n.seen[p.UID] = p.Has
-	if !n.vouches {
-		return
-	}
 	for _, a := range p.Has {
 		ip, exists := w.ips.objs[a.Prefix.Addr().String()]
 		if exists && ip.PodUID != p.UID || ip.Of == p.UID && ip.Phase == Retained {

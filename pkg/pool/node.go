@@ -71,6 +71,8 @@ type Deed struct {
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
 //   - A pod that has not started is Allocated, if other nodes route to it: they may do so by the time it answers.
+//   - A pod that has ended here by the PodIP, and that a restored API server has again, is barred, if its bar was lost
+//     with the node's files.
 //   - A pod that cannot start, because another machine has the address, is Allocated, with the Conflict.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
 //     those of a pod that the cluster has elsewhere, and of a pod that it has deleted while it believes this node to be
@@ -99,8 +101,10 @@ func Tend(l Local) Deed {
 		return Deed{Report: Bound}
 	case l.Netns:
 		return Deed{}
+	case l.named() && l.IP.Phase == Retained:
+		return Deed{Bar: bar}
 	case l.Conflict != "" && !ends && !l.Barred:
-		if !speaks || l.named() && (l.IP.Conflict == l.Conflict || l.IP.Phase == Retained) {
+		if !speaks || l.named() && l.IP.Conflict == l.Conflict {
 			return Deed{}
 		}
 		return Deed{Report: Allocated}

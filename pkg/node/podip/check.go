@@ -102,8 +102,11 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	if pod.gone {
 		return k.finish(&pod)
 	}
+	ended := false
 	if pod.claimed != "" || pod.unconfirmed {
-		switch confirmed, err := k.confirm(ctx, &pod); {
+		var confirmed bool
+		var err error
+		switch confirmed, ended, err = k.confirm(ctx, &pod); {
 		case err != nil:
 			return soon, err
 		case !confirmed && pod.text == "" && pod.observed == nil && pod.alive():
@@ -140,7 +143,7 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	}
 
 	// 3. Whether the cluster knows it all.
-	if pod.alive() && !p.netns() && !barred && pod.conflicts == nil && (pod.placed || !k.router.routesTo(&pod)) {
+	if pod.alive() && !p.netns() && !barred && !ended && pod.conflicts == nil && (pod.placed || !k.router.routesTo(&pod)) {
 		return later, nil // it has not started
 	}
 	if p.netns() && pod.conflicts != nil {
@@ -175,30 +178,30 @@ func (k *checker) finish(pod *record) (verdict, error) {
 // confirm finds out whether the cluster has given a pod the addresses that its annotation claims, and if so, tells the
 // plugin. Once the pod has ended that is for the agent alone: a PodIP that says so outlives the bar of a pod on this
 // node's disk.
-func (k *checker) confirm(ctx context.Context, pod *record) (bool, error) {
+func (k *checker) confirm(ctx context.Context, pod *record) (confirmed, ended bool, err error) {
 	text := cmp.Or(pod.claimed, pod.text)
 	claimed, err := addressesOf(text)
 	if err != nil || len(claimed) == 0 {
-		return false, nil // the plugin refuses it
+		return false, false, nil // the plugin refuses it
 	}
-	ended := false
 	for _, a := range claimed {
 		if !a.Prefix.IsValid() {
-			return false, nil
+			return false, false, nil
 		}
 		o, err := k.api.PodIP(ctx, a.Prefix.Addr())
 		if err != nil {
-			return false, err
+			return false, false, err
 		}
 		switch {
 		case o == nil && pod.claimed == "": // a backup lacks it, and the controller makes it again
 			continue
 		case o == nil || o.Spec.PodUID != pod.uid:
-			return false, nil
+			return false, false, nil
 		}
 		ended = ended || o.Status.PodUID == pod.uid && o.Status.Phase == v1alpha1.PodIPRetained
 	}
-	return k.follower.confirm(pod, text, ended)
+	confirmed, err = k.follower.confirm(pod, text, ended)
+	return confirmed, ended, err
 }
 
 // refuse tells the runtime to stop sandboxes of a pod that have been started without the plugin, as on a node whose

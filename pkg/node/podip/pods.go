@@ -250,10 +250,12 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 	r.namespace, r.name, r.version = p.Namespace, p.Name, p.ResourceVersion
 	r.annotations, r.labels = maps.Clone(p.Annotations), p.Labels
 	r.exists, r.ending, r.terminal = true, p.DeletionTimestamp != nil, p.terminal()
-	// Its bar may be lost: then the PodIPs say whether the pod has ended here.
+	// Its bar may be lost: then the PodIPs say whether the pod has ended here. Nothing tells of the loss if the Node was
+	// deleted, too. So they are asked for any pod of the first list: a pod that comes later has had no bar that was lost,
+	// unless a restore brings it back, and then all are listed again.
 	tells = r.alive() && r.text == text && told != text
-	lost := t.listing.isLost()
-	r.unconfirmed, tells = tells && lost, tells && !lost
+	doubted := r.unconfirmed || t.listing.isLost() || !t.listing.isComplete()
+	r.unconfirmed, tells = tells && doubted, tells && !doubted
 	switch {
 	case changed || r.unconfirmed:
 		r.gone = false

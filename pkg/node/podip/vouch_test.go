@@ -1,6 +1,7 @@
 package podip
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -173,28 +174,35 @@ func TestAWipeHasThePluginWaitForTheAgentsWord(t *testing.T) {
 }
 
 // A pod that has ended here, and that a restored API server has again, or that another one bound here once more: its
-// bar is lost with the state directory, and its PodIP still says that it has ended.
+// bar is lost with the state directory, and its PodIP still says that it has ended. So it is if the Node was deleted,
+// too, and with it all that tells of the loss.
 func TestAfterAWipeThePodIPTellsOfAPodThatHasEnded(t *testing.T) {
 	for name, phase := range map[string]v1alpha1.PodIPPhase{"it has ended": v1alpha1.PodIPRetained,
 		"it has not started": v1alpha1.PodIPAllocated} {
-		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				w.c.putRoll(roll(5, 0))
-				w.given(1) // or nothing was lost
-				w.pass(time.Second)
-				w.end()
-				check(t, os.RemoveAll(filepath.Join(w.ledgers.StateDir, mailbox.Dir)))
-				w.given(2)
-				w.c.mu.Lock()
-				w.c.ips[addr(2).String()].Status = v1alpha1.PodIPStatus{NodeName: node, PodUID: uid(2), Phase: phase}
-				w.c.mu.Unlock()
-				w.starts(-1)
-				w.pass(time.Minute)
-				w.netns(2)
-				if err := w.add(2); (err == nil) != (phase == v1alpha1.PodIPAllocated) {
-					t.Errorf("ADD: %v", err)
-				}
+		for _, deleted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, Node deleted %t", name, deleted), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					w.c.putRoll(roll(5, 5))
+					w.given(1) // or nothing was lost
+					w.pass(time.Second)
+					w.end()
+					check(t, os.RemoveAll(filepath.Join(w.ledgers.StateDir, mailbox.Dir)))
+					w.given(2)
+					w.c.mu.Lock()
+					w.c.ips[addr(2).String()].Status = v1alpha1.PodIPStatus{NodeName: node, PodUID: uid(2), Phase: phase}
+					if deleted {
+						w.c.answer = nil
+					}
+					w.c.mu.Unlock()
+					w.starts(-1)
+					w.pass(time.Minute)
+					w.wantBarred(2, phase == v1alpha1.PodIPRetained)
+					w.netns(2)
+					if err := w.add(2); (err == nil) != (phase == v1alpha1.PodIPAllocated) {
+						t.Errorf("ADD: %v", err)
+					}
+				})
 			})
-		})
+		}
 	}
 }
