@@ -278,7 +278,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // TestARestoreIsNoticedThoughAClockWasWrong; that an agent speaks of no other node's pods, which a controller that
 // knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
 // before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was told
-// is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; the other rules without a seed,
+// is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; that the newest mark counts,
+// TestAPodIsNotToldOfAnAddressThatARestoreTookBack; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {
@@ -340,8 +341,11 @@ var ruleNames = map[rule]struct {
 	unusedIsFreed:        {"unusedIsFreed", 1, nothingMore},
 	surplusIsFreed:       {"surplusIsFreed", 199, nothingMore},
 	adoptedIsOwn:         {"adoptedIsOwn", 0, nothingMore},
-	newestMarkCounts:     {"newestMarkCounts", 60527209, hastyRestores},
+	newestMarkCounts:     {"newestMarkCounts", 0, hastyRestores},
 	toldIsTaken:          {"toldIsTaken", 0, hastyRestores},
+	roomWakes:            {"roomWakes", 1, nothingMore},
+	sharersWake:          {"sharersWake", 1, nothingMore},
+	poolsWake:            {"poolsWake", 0, nothingMore},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten
