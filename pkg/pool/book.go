@@ -146,11 +146,11 @@ func (b *Book) SetPod(p Pod) {
 	if other := b.pods[b.named[name]]; other == nil || !p.Created.Before(other.Created) {
 		b.named[name] = p.UID
 	}
-	for _, a := range p.Has {
+	for _, a := range p.Assigned {
 		b.told.add(a.Prefix.Addr(), p.UID)
 	}
-	if p.Has == nil && p.Runs.IsValid() {
-		b.runs.add(p.Runs, p.UID)
+	if p.Assigned == nil && p.ReportedIP.IsValid() {
+		b.runs.add(p.ReportedIP, p.UID)
 	}
 	if !p.changedSince(old) {
 		return
@@ -172,10 +172,10 @@ func (b *Book) untell(p *Pod) {
 			b.stirPools(a)
 		}
 	}
-	for _, a := range p.Has {
+	for _, a := range p.Assigned {
 		forget(b.told, a.Prefix.Addr())
 	}
-	forget(b.runs, p.Runs)
+	forget(b.runs, p.ReportedIP)
 }
 
 // RemovePod takes out a pod that the cluster has no more. final says that its last state is the state that was put in

@@ -14,7 +14,7 @@ func conflictOn(b *Book, a netip.Addr, mac string) {
 	is := *b.Pod(ip.PodUID)
 	is.Node = "n1"
 	b.SetPod(is)
-	ip.Phase, ip.Of, ip.Node, ip.Conflict = Allocated, ip.PodUID, "n1", mac
+	ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = Allocated, ip.PodUID, "n1", mac
 	b.SetPodIP(ip)
 }
 
@@ -224,7 +224,7 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 				recall := b.Roll()
 				recall.Epoch = noon.UnixNano()
 				b.SetRoll(recall)
-				runs.Has = nil
+				runs.Assigned = nil
 				ip.Quarantine = Quarantine{Reason: "pod default/db-1 has it on node n1", Since: noon}
 			}
 			b.SetPod(runs)
@@ -277,12 +277,13 @@ func TestAPodThatHasEndedIsNoHeir(t *testing.T) {
 			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 			a, _ := place(t, b, ownedPod(1), noon)
 			ip := *b.PodIP(a)
-			ip.Phase, ip.Of, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
+			ip.Phase, ip.StatusUID, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
 			ip.Quarantine = Quarantine{Reason: "pod default/db-2 has it, too", Since: noon}
 			b.SetPodIP(ip)
 			b.RemovePod("u1", true, noon)
 			ended := ownedPod(2)
-			ended.Gated, ended.Node, ended.Over, ended.Ending = false, "n1", state == "succeeded", state == "is being deleted"
+			ended.Gated, ended.Node = false, "n1"
+			ended.Terminal, ended.Ending = state == "succeeded", state == "is being deleted"
 			if state != "is deleted" {
 				b.SetPod(ended)
 			}
@@ -319,11 +320,11 @@ func TestAnAddressThatAnotherPodWasToldIsNotTakenOver(t *testing.T) {
 			first.Identity = identity
 			a, _ := place(t, b, first, noon)
 			ip := *b.PodIP(a)
-			ip.Phase, ip.Of, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
+			ip.Phase, ip.StatusUID, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
 			b.SetPodIP(ip)
 			b.RemovePod(first.UID, true, noon)
 			told := ownedPod(2)
-			told.Identity, told.Gated, told.Node, told.Has = identity, false, "n1", []Address{{
+			told.Identity, told.Gated, told.Node, told.Assigned = identity, false, "n1", []Address{{
 				Network: "net", Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(a, 24)}}
 			b.SetPod(told)
 			next := ownedPod(3)

@@ -32,7 +32,7 @@ func PodIPOf(o *v1alpha1.PodIP, longest time.Duration) (PodIP, error) {
 		Adopted:  o.Spec.Adopted,
 		Held:     slices.Contains(o.Finalizers, v1alpha1.FinalizerInUse),
 		Deleting: o.DeletionTimestamp != nil,
-		Phase:    o.Status.Phase, Of: UID(o.Status.PodUID), Node: o.Status.NodeName,
+		Phase:    o.Status.Phase, StatusUID: UID(o.Status.PodUID), Node: o.Status.NodeName,
 		Conflict: o.Status.Conflict,
 	}
 	p.PodCIDR, _ = netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written again

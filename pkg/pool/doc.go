@@ -11,7 +11,8 @@
 //   - It changes hands, or goes, only past the fence: once the pod that has it surely has it no more, nor will again.
 //     See [Fence]. Every such write is bound to the version of the PodIP that was decided on. So two controllers that
 //     both believe to lead, writes that come late or twice, and a kill between any two of them do no harm.
-//   - What an agent reports as gone stays gone: before it says so, it bars the pod from its node for good. See [Tend].
+//   - What an agent reports as gone stays gone: before it says so, it bars the pod from its node for good. See
+//     [NextAction].
 //   - Nothing is given or taken while the API server may have forgotten something: after a restore from a backup, every
 //     node says first which addresses it has. See [Roll].
 //

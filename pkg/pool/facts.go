@@ -66,7 +66,7 @@ func (f *facts) OfWorkload(k WorkloadKey) []netip.Addr {
 func (f *facts) About(p *Pod) []netip.Addr {
 	all := slices.Concat(f.given[p.UID], f.owned[ownerOf(p.Namespace, p.Name, p.Identity)],
 		f.owned[Owner{Namespace: p.Namespace, Pod: p.Name}])
-	for _, h := range p.Has {
+	for _, h := range p.Assigned {
 		all = append(all, h.Prefix.Addr())
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
@@ -86,7 +86,7 @@ func (f *facts) Barren(node string) (all []UID) {
 		return nil
 	}
 	for uid := range f.unbound {
-		if slices.ContainsFunc(f.pods[uid].Has, func(h Address) bool { return h.Last == node }) {
+		if slices.ContainsFunc(f.pods[uid].Assigned, func(h Address) bool { return h.Last == node }) {
 			all = append(all, uid)
 		}
 	}

@@ -55,7 +55,8 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			verdict: Wait},
 		{name: "its pod is ending", phase: Bound, of: "a", pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready),
 			verdict: Wait, says: "node n1 has not reported yet"},
-		{name: "its pod is over, and the node says so", phase: Retained, of: "a", pod: &Pod{UID: "a", Node: "n1", Over: true},
+		{name: "its pod is over, and the node says so", phase: Retained, of: "a",
+			pod:   &Pod{UID: "a", Node: "n1", Terminal: true},
 			nodes: nodes(ready), verdict: Yes, says: "node n1 reports"},
 		{name: "the node says that it is gone", phase: Retained, of: "a", end: &End{Node: "n1", Final: true, At: noon},
 			nodes: nodes(lost), verdict: Yes},
@@ -115,7 +116,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			answers: says(noon.UnixNano(), "n1", "a"), verdict: Wait},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ip := &PodIP{Namespace: "ns", PodName: "web-0", PodUID: "a", Phase: c.phase, Of: c.of}
+			ip := &PodIP{Namespace: "ns", PodName: "web-0", PodUID: "a", Phase: c.phase, StatusUID: c.of}
 			if c.phase != "" {
 				ip.Node = "n1"
 			}
@@ -160,7 +161,7 @@ func place(t *testing.T, b *Book, pod Pod, now time.Time) (netip.Addr, Plan) {
 		case UpdateIP:
 			b.SetPodIP(w.PodIP)
 		case PlacePod:
-			pod.Has, pod.Gated = w.Addresses, false
+			pod.Assigned, pod.Gated = w.Addresses, false
 			b.SetPod(pod)
 			return w.Addresses[0].Prefix.Addr(), plan
 		}
@@ -260,7 +261,7 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 	again := gatedPod(1)
 	again.UID = "u1-again"
 	ip := *b.PodIP(first)
-	ip.Phase, ip.Of, ip.Node = Bound, "u1", "n1"
+	ip.Phase, ip.StatusUID, ip.Node = Bound, "u1", "n1"
 	b.SetPodIP(ip)
 	// The pool is disabled, serves others and has other addresses now: it is kept for who has it.
 	r, err := Parse(Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.77"}})
@@ -295,7 +296,7 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.2"}})
 	old := gatedPod(1)
-	old.Gated, old.Node, old.Runs = false, "n1", netip.MustParseAddr("10.6.0.1")
+	old.Gated, old.Node, old.ReportedIP = false, "n1", netip.MustParseAddr("10.6.0.1")
 	if a, plan := place(t, b, old, noon); a.IsValid() || !strings.Contains(plan.Reason, "it runs with 10.6.0.1") ||
 		!strings.Contains(plan.Remedy, "import spiderpool") {
 		t.Errorf("it is given %s: %+v", a, plan)
@@ -308,29 +309,30 @@ func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 	}
 
 	// Taken over, it is told, though the address was released; and it is not surplus, though the pod ends untold.
-	h := Address{Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(old.Runs, 24)}
+	h := Address{Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(old.ReportedIP, 24)}
 	ip := old.made(h)
 	ip.Adopted, ip.UID, ip.Version, ip.Release = true, "ip-1", "1", true
 	b.SetPodIP(ip)
-	if a, plan := place(t, b, old, noon); a != old.Runs || len(plan.Writes) != 1 ||
+	if a, plan := place(t, b, old, noon); a != old.ReportedIP || len(plan.Writes) != 1 ||
 		plan.Writes[0].(PlacePod).Addresses[0].Last != "n1" {
 		t.Errorf("it is told %s: %+v", a, plan)
 	}
 	old.Keep = Keep{For: time.Hour} // which is the pod's to say
-	if a, plan := place(t, b, old, noon); a != old.Runs || len(plan.Writes) != 2 ||
+	if a, plan := place(t, b, old, noon); a != old.ReportedIP || len(plan.Writes) != 2 ||
 		plan.Writes[0].(UpdateIP).PodIP.Keep != old.Keep || !plan.Writes[0].(UpdateIP).PodIP.Adopted {
 		t.Errorf("it is told %s: %+v", a, plan)
 	}
 	old.Ending = true
 	b.SetPod(old)
-	if plan := b.Review(old.Runs, noon, nil); plan.Writes != nil || !strings.Contains(plan.Reason, "n1 has not reported") {
+	if plan := b.Review(old.ReportedIP, noon, nil); plan.Writes != nil ||
+		!strings.Contains(plan.Reason, "n1 has not reported") {
 		t.Errorf("its address goes while it ends: %+v", plan)
 	}
 	b.RemovePod(old.UID, true, noon)
 	again := gatedPod(1)
 	again.UID = "u1-again"
 	ip.Release = false
-	ip.Phase, ip.Of, ip.Node = Retained, old.UID, "n1"
+	ip.Phase, ip.StatusUID, ip.Node = Retained, old.UID, "n1"
 	b.SetPodIP(ip)
 	_, plan := place(t, b, again, noon)
 	if update, ok := plan.Writes[0].(UpdateIP); !ok || update.PodIP.Adopted || update.PodIP.PodUID != again.UID {
@@ -346,7 +348,7 @@ func TestARetentionBeginsOnceItIsNoted(t *testing.T) {
 	a, _ := place(t, b, pod, noon)
 	b.RemovePod(pod.UID, true, noon)
 	ip := *b.PodIP(a)
-	ip.Phase, ip.Of, ip.Node = Retained, pod.UID, "n1"
+	ip.Phase, ip.StatusUID, ip.Node = Retained, pod.UID, "n1"
 	b.SetPodIP(ip)
 	plan := b.Review(a, noon, nil)
 	if len(plan.Writes) != 1 {
@@ -404,7 +406,7 @@ func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 	pod.Gated, pod.Node, pod.Identity = false, "n1", "web"
 	pod.Keep = Keep{WhileOwned: true, Scaled: true, Deleted: true}
 	pod.Workload = Workload{Kind: "StatefulSet", Name: "web", UID: "of-web"}
-	pod.Has = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(a, 24)}}
+	pod.Assigned = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(a, 24)}}
 	for _, c := range []struct {
 		name string
 		pod  func(b *Book)
@@ -415,13 +417,13 @@ func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 				Network: "net", Interface: "eth0", Keep: pod.Keep, Workload: pod.Workload, Held: true}},
 		{"it has the pod, and not what it was told", func(b *Book) {
 			untold := pod
-			untold.Has = nil
+			untold.Assigned = nil
 			b.SetPod(untold)
 		}, PodIP{Addr: a, Pool: "unknown", Mode: L2, Namespace: "ns", PodName: "web-1", Identity: "web", PodUID: "u1",
 			Interface: "eth0", Keep: pod.Keep, Workload: pod.Workload, Held: true}},
 		{"it has another pod of the name", func(b *Book) {
 			other := pod
-			other.UID, other.Has = "u2", nil
+			other.UID, other.Assigned = "u2", nil
 			b.SetPod(other)
 		}, PodIP{Addr: a, Pool: "unknown", Mode: L2, Namespace: "ns", PodName: "web-1", PodUID: "u1", Interface: "eth0",
 			Keep: held.Keep, Held: true}},
@@ -451,7 +453,7 @@ func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
 			a, _ := place(t, b, was, noon)
 			b.RemovePod(was.UID, true, noon)
 			ip := *b.PodIP(a)
-			ip.Phase, ip.Of, ip.Node = Retained, was.UID, "n0"
+			ip.Phase, ip.StatusUID, ip.Node = Retained, was.UID, "n0"
 			b.SetPodIP(ip)
 		}
 		a, _ := place(t, b, pod, noon)
@@ -459,7 +461,7 @@ func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
 		runs.Node = "n1"
 		b.SetPod(runs)
 		ip := *b.PodIP(a)
-		ip.Phase, ip.Of, ip.Node, ip.Conflict = Allocated, pod.UID, "n1", "02:00:00:00:00:01"
+		ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = Allocated, pod.UID, "n1", "02:00:00:00:00:01"
 		b.SetPodIP(ip)
 		return b, a, b.Review(a, noon, nil)
 	}
@@ -468,7 +470,7 @@ func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
 	shared := pod
 	shared.Identity = "web"
 	fresh := pod
-	fresh.Fresh = true
+	fresh.AllocateNew = true
 	bare := pod
 	bare.Workload = Workload{}
 	for _, c := range []struct {
@@ -533,7 +535,7 @@ func TestAConflictIsForTheNodeOfThePodToReport(t *testing.T) {
 	pod.Workload = Workload{Kind: "StatefulSet", Name: "web"}
 	a, _ := place(t, b, pod, noon)
 	ip := *b.PodIP(a)
-	ip.Phase, ip.Of, ip.Node, ip.Conflict = Allocated, pod.UID, "n2", "02:00:00:00:00:01"
+	ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = Allocated, pod.UID, "n2", "02:00:00:00:00:01"
 	b.SetPodIP(ip)
 	for _, node := range []string{"", "n1"} {
 		is := *b.Pod(pod.UID)
@@ -560,7 +562,8 @@ func TestAnAddressThatWasClaimedAndNotToldIsStillKept(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 	pod := gatedPod(1)
 	b.SetPodIP(PodIP{Addr: netip.MustParseAddr("10.6.0.7"), Version: "2", Pool: "p", Mode: L2, Namespace: pod.Namespace,
-		PodName: pod.Name, PodUID: pod.UID, Network: "net", Interface: "eth0", Phase: Retained, Of: "earlier", Node: "n1"})
+		PodName: pod.Name, PodUID: pod.UID, Network: "net", Interface: "eth0", Phase: Retained, StatusUID: "earlier",
+		Node: "n1"})
 	_, plan := place(t, b, pod, noon)
 	if told := plan.Writes[len(plan.Writes)-1].(PlacePod).Addresses[0]; told.Last != "n1" {
 		t.Errorf("told %+v", told)
@@ -576,7 +579,7 @@ func TestAPodIsToldTheAddressThatItRunsWith(t *testing.T) {
 		Prefix: netip.MustParsePrefix("10.6.0.1/24")})
 	claimed.Version = "2"
 	runs := claimed
-	runs.Addr, runs.Phase, runs.Of, runs.Node = netip.MustParseAddr("10.6.0.2"), Bound, pod.UID, "n1"
+	runs.Addr, runs.Phase, runs.StatusUID, runs.Node = netip.MustParseAddr("10.6.0.2"), Bound, pod.UID, "n1"
 	b.SetPodIP(claimed)
 	b.SetPodIP(runs)
 	if a, plan := place(t, b, pod, noon); a != runs.Addr {
@@ -591,14 +594,14 @@ func TestAPodIsToldTheAddressThatItRunsWith(t *testing.T) {
 		t.Errorf("it is told %s: %+v", a, plan)
 	}
 	over := pod
-	over.Over = true
+	over.Terminal = true
 	other.SetPod(over)
 	if plan := other.Review(claimed.Addr, noon, nil); plan.Writes == nil {
 		t.Errorf("it has ended without %s, and that is kept: %+v", claimed.Addr, plan)
 	}
 
 	// If it was told the other one all the same, what it runs with is still nobody else's.
-	pod.Has = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
+	pod.Assigned = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
 		Prefix: netip.PrefixFrom(claimed.Addr, 24)}}
 	b.SetPod(pod)
 	if plan := b.Review(runs.Addr, noon, nil); plan.Writes != nil {
@@ -622,7 +625,7 @@ func TestAPodThatIsDeletedBeforeItIsToldTakesNoAddressAlong(t *testing.T) {
 		b.SetPod(between)
 		b.SetPodIP(PodIP{Addr: a, Version: "2", Pool: "p", Mode: L2, Namespace: between.Namespace, PodName: between.Name,
 			PodUID: between.UID, Network: "net", Interface: "eth0", Keep: between.Keep, Held: true,
-			Phase: Bound, Of: "earlier", Node: "n1"})
+			Phase: Bound, StatusUID: "earlier", Node: "n1"})
 		carryOut := func(plan Plan) {
 			t.Helper()
 			for _, w := range plan.Writes {
@@ -667,14 +670,14 @@ func TestWhatAnotherNodeSaysOfAPodIsTakenBack(t *testing.T) {
 				b.RemovePod("u1", false, noon)
 			}
 			ip := *b.PodIP(a)
-			ip.Phase, ip.Of, ip.Node, ip.Conflict = phase, "u1", "n2", "02:00:00:00:00:02"
+			ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = phase, "u1", "n2", "02:00:00:00:00:02"
 			b.SetPodIP(ip)
 			plan := b.Review(a, noon, nil)
 			if len(plan.Writes) != 1 {
 				t.Fatalf("%s, %s: %+v", phase, state, plan)
 			}
 			again, ok := plan.Writes[0].(StatusIP)
-			if is := again.PodIP; !ok || is.Phase != Allocated || is.Of != "u1" || is.Node != "n1" || is.Conflict != "" {
+			if is := again.PodIP; !ok || is.Phase != Allocated || is.StatusUID != "u1" || is.Node != "n1" || is.Conflict != "" {
 				t.Fatalf("%s, %s: %+v", phase, state, plan)
 			}
 			b.SetPodIP(again.PodIP)
@@ -683,7 +686,7 @@ func TestWhatAnotherNodeSaysOfAPodIsTakenBack(t *testing.T) {
 			}
 			// Its own agent may speak of it again, and does.
 			l := Local{UID: "u1", Node: "n1", Exists: true, Netns: true, IP: &again.PodIP}
-			if got := Tend(l); got != (Deed{Report: Bound}) {
+			if got := NextAction(l); got != (Action{Report: Bound}) {
 				t.Errorf("%s, %s: its agent: %+v", phase, state, got)
 			}
 		}
@@ -718,7 +721,7 @@ func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
 		b.SetPod(pod)
 		ip := pod.made(Address{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
 			Prefix: netip.MustParsePrefix("10.6.0.9/24")})
-		ip.Version, ip.Phase, ip.Of, ip.Node = "2", Bound, "u1", "n1"
+		ip.Version, ip.Phase, ip.StatusUID, ip.Node = "2", Bound, "u1", "n1"
 		b.SetPodIP(ip)
 		plan = b.Place("u1", noon)
 		if len(plan.Writes) != 1 {
@@ -731,97 +734,98 @@ func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
 }
 
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
-	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
+	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", StatusUID: "a", Phase: p, Node: "n1"} }
 	cidr, other := netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("10.244.2.0/24")
-	placed := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1", PodCIDR: cidr} }
-	on := func(node string) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: Bound, Node: node} }
+	placed := func(p Phase) *PodIP { return &PodIP{PodUID: "a", StatusUID: "a", Phase: p, Node: "n1", PodCIDR: cidr} }
+	on := func(node string) *PodIP { return &PodIP{PodUID: "a", StatusUID: "a", Phase: Bound, Node: node} }
 	for _, c := range []struct {
 		name string
 		l    Local
-		want Deed
+		want Action
 	}{
-		{"it runs", Local{UID: "a", Exists: true, Here: true, Netns: true, IP: mine("")}, Deed{Report: Bound}},
-		{"it runs, as reported", Local{UID: "a", Exists: true, Netns: true, IP: mine(Bound)}, Deed{}},
-		{"its sandbox crashed", Local{UID: "a", Exists: true, IP: mine(Bound)}, Deed{}},
+		{"it runs", Local{UID: "a", Exists: true, Here: true, Netns: true, IP: mine("")}, Action{Report: Bound}},
+		{"it runs, as reported", Local{UID: "a", Exists: true, Netns: true, IP: mine(Bound)}, Action{}},
+		{"its sandbox crashed", Local{UID: "a", Exists: true, IP: mine(Bound)}, Action{}},
 		{"it ends, and its namespace exists", Local{UID: "a", Exists: true, Ending: true, Netns: true, IP: mine(Bound)},
-			Deed{}},
+			Action{}},
 		{"it ends, and its namespace is gone", Local{UID: "a", Exists: true, Ending: true, IP: mine(Bound)},
-			Deed{Bar: true, Report: Retained}},
-		{"it succeeded", Local{UID: "a", Exists: true, Over: true, IP: mine(Bound)}, Deed{Bar: true, Report: Retained}},
-		{"deleted by force, its namespace exists", Local{UID: "a", Netns: true, IP: mine(Bound)}, Deed{}},
-		{"deleted by force", Local{UID: "a", IP: mine(Bound)}, Deed{Bar: true, Report: Retained}},
-		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Deed{Bar: true}},
-		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)}, Deed{Down: true, Bar: true}},
-		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Deed{Down: true, Bar: true}},
+			Action{Bar: true, Report: Retained}},
+		{"it succeeded", Local{UID: "a", Exists: true, Terminal: true, IP: mine(Bound)}, Action{Bar: true, Report: Retained}},
+		{"deleted by force, its namespace exists", Local{UID: "a", Netns: true, IP: mine(Bound)}, Action{}},
+		{"deleted by force", Local{UID: "a", IP: mine(Bound)}, Action{Bar: true, Report: Retained}},
+		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Action{Bar: true}},
+		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)},
+			Action{Down: true, Bar: true}},
+		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Action{Down: true, Bar: true}},
 		{"found with an address that is another pod's", Local{UID: "b", Found: true, Netns: true, IP: mine(Bound)},
-			Deed{Down: true, Bar: true}},
-		{"found with an address that may be no pool's", Local{UID: "b", Found: true, Netns: true}, Deed{}},
+			Action{Down: true, Bar: true}},
+		{"found with an address that may be no pool's", Local{UID: "b", Found: true, Netns: true}, Action{}},
 		{"found, an ordinary pod that the cluster has elsewhere", Local{UID: "b", Found: true, Netns: true, Elsewhere: true},
-			Deed{}},
+			Action{}},
 		{"found with its own address, and its node off by somebody's word", Local{UID: "a", Found: true, Netns: true,
-			Off: true, IP: &PodIP{PodUID: "a"}}, Deed{Down: true, Bar: true}},
+			Off: true, IP: &PodIP{PodUID: "a"}}, Action{Down: true, Bar: true}},
 		{"found with its own address, and deleted by force", Local{UID: "a", Found: true, Netns: true,
-			IP: &PodIP{PodUID: "a"}}, Deed{}},
+			IP: &PodIP{PodUID: "a"}}, Action{}},
 		{"deleted by force, its node off by somebody's word", Local{UID: "a", Netns: true, Off: true, IP: mine(Bound)},
-			Deed{Down: true, Bar: true}},
+			Action{Down: true, Bar: true}},
 		{"its node off by somebody's word, and it exists",
-			Local{UID: "a", Exists: true, Netns: true, Off: true, IP: mine(Bound)}, Deed{}},
+			Local{UID: "a", Exists: true, Netns: true, Off: true, IP: mine(Bound)}, Action{}},
 		{"its node off by somebody's word, and the watch behind",
-			Local{UID: "a", Here: true, Netns: true, Off: true, IP: mine(Bound)}, Deed{}},
+			Local{UID: "a", Here: true, Netns: true, Off: true, IP: mine(Bound)}, Action{}},
 		{"deleted by force, and it was never said that it was here", Local{UID: "a", IP: &PodIP{PodUID: "a"}},
-			Deed{Bar: true}},
-		{"deleted by force, and another node had it", Local{UID: "a", Barred: true, IP: on("n2")}, Deed{}},
-		{"it runs, and another node has it", Local{UID: "a", Exists: true, Netns: true, IP: on("n2")}, Deed{}},
+			Action{Bar: true}},
+		{"deleted by force, and another node had it", Local{UID: "a", Barred: true, IP: on("n2")}, Action{}},
+		{"it runs, and another node has it", Local{UID: "a", Exists: true, Netns: true, IP: on("n2")}, Action{}},
 		{"it ends, and never ran", Local{UID: "a", Exists: true, Here: true, Ending: true, IP: &PodIP{PodUID: "a"}},
-			Deed{Bar: true, Report: Retained}},
+			Action{Bar: true, Report: Retained}},
 		{"the cluster has it elsewhere", Local{UID: "a", Elsewhere: true, Netns: true, IP: mine(Bound)},
-			Deed{Down: true, Bar: true}},
+			Action{Down: true, Bar: true}},
 		{"the cluster has it elsewhere, and it is gone here", Local{UID: "a", Elsewhere: true, IP: mine(Bound)},
-			Deed{Bar: true}},
+			Action{Bar: true}},
 		{"another machine has the address", Local{UID: "a", Exists: true, Here: true, Conflict: "m", IP: mine("")},
-			Deed{Report: Allocated}},
+			Action{Report: Allocated}},
 		{"another machine has it, as reported", Local{UID: "a", Exists: true, Conflict: "m",
-			IP: &PodIP{PodUID: "a", Of: "a", Phase: Allocated, Node: "n1", Conflict: "m"}}, Deed{}},
+			IP: &PodIP{PodUID: "a", StatusUID: "a", Phase: Allocated, Node: "n1", Conflict: "m"}}, Action{}},
 		{"another machine has it, and the pod was gone", Local{UID: "a", Exists: true, Conflict: "m", IP: mine(Retained)},
-			Deed{Bar: true}},
+			Action{Bar: true}},
 		{"another machine had it, and the pod runs", Local{UID: "a", Exists: true, Netns: true, Conflict: "m",
-			IP: mine(Allocated)}, Deed{Report: Bound}},
+			IP: mine(Allocated)}, Action{Report: Bound}},
 		{"another machine had it, and the pod ends", Local{UID: "a", Exists: true, Ending: true, Conflict: "m",
-			IP: mine(Allocated)}, Deed{Bar: true, Report: Retained}},
+			IP: mine(Allocated)}, Action{Bar: true, Report: Retained}},
 		{"another machine has the address of another pod", Local{UID: "b", Exists: true, Conflict: "m", IP: mine(Bound)},
-			Deed{}},
+			Action{}},
 		{"nodes route to it, before it starts", Local{UID: "a", Exists: true, Here: true, PodCIDR: cidr,
-			IP: &PodIP{PodUID: "a"}}, Deed{Report: Allocated}},
+			IP: &PodIP{PodUID: "a"}}, Action{Report: Allocated}},
 		{"nodes route to it, after its predecessor", Local{UID: "a", Exists: true, Here: true, PodCIDR: cidr,
-			IP: &PodIP{PodUID: "a", Of: "0", Phase: Retained, Node: "n2", PodCIDR: other}}, Deed{Report: Allocated}},
-		{"nodes route to it, as reported", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: placed(Allocated)}, Deed{}},
+			IP: &PodIP{PodUID: "a", StatusUID: "0", Phase: Retained, Node: "n2", PodCIDR: other}}, Action{Report: Allocated}},
+		{"nodes route to it, as reported", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: placed(Allocated)}, Action{}},
 		{"nodes route to it in another way by now", Local{UID: "a", Exists: true, PodCIDR: other, IP: placed(Allocated)},
-			Deed{Report: Allocated}},
+			Action{Report: Allocated}},
 		{"nodes route to it, and it runs", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr, IP: placed(Allocated)},
-			Deed{Report: Bound}},
+			Action{Report: Bound}},
 		{"it runs, and nodes are to route to it", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr,
-			IP: mine(Bound)}, Deed{Report: Bound}},
+			IP: mine(Bound)}, Action{Report: Bound}},
 		{"it runs, and nodes route to it", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr, IP: placed(Bound)},
-			Deed{}},
+			Action{}},
 		{"it runs, and it is not known how nodes route to it", Local{UID: "a", Exists: true, Netns: true,
-			IP: placed(Bound)}, Deed{}},
+			IP: placed(Bound)}, Action{}},
 		{"nodes routed to it, and its sandbox crashed", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Bound)},
-			Deed{}},
+			Action{}},
 		{"nodes are to route to a pod that never comes", Local{UID: "a", Exists: true, Here: true, Barred: true,
-			PodCIDR: cidr, IP: &PodIP{PodUID: "a"}}, Deed{Report: Retained}},
+			PodCIDR: cidr, IP: &PodIP{PodUID: "a"}}, Action{Report: Retained}},
 		{"nodes are to route to a pod that was gone", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Retained)},
-			Deed{Bar: true}},
+			Action{Bar: true}},
 		{"nodes are to route to a pod that is not known to be here", Local{UID: "a", Exists: true, PodCIDR: cidr,
-			IP: &PodIP{PodUID: "a"}}, Deed{}},
+			IP: &PodIP{PodUID: "a"}}, Action{}},
 		{"nodes are to route to the pod of another address", Local{UID: "b", Exists: true, PodCIDR: cidr,
-			IP: mine(Bound)}, Deed{}},
+			IP: mine(Bound)}, Action{}},
 		{"nodes routed to a pod that ends, and never ran", Local{UID: "a", Exists: true, Ending: true, PodCIDR: cidr,
-			IP: placed(Allocated)}, Deed{Bar: true, Report: Retained}},
-		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
-		{"back from a backup, its bar lost", Local{UID: "a", Exists: true, IP: mine(Retained)}, Deed{Bar: true}},
+			IP: placed(Allocated)}, Action{Bar: true, Report: Retained}},
+		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Action{Report: Retained}},
+		{"back from a backup, its bar lost", Local{UID: "a", Exists: true, IP: mine(Retained)}, Action{Bar: true}},
 	} {
 		c.l.Node = "n1"
-		if got := Tend(c.l); got != c.want {
+		if got := NextAction(c.l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
@@ -1038,7 +1042,8 @@ func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
 		{name: "nor now, but an address was there", foreign: true, waits: "node n2, where the agent is no longer scheduled",
 			remedy: "run the agent there again",
 			known: func(b *Book) {
-				b.SetPodIP(PodIP{Addr: netip.MustParseAddr("10.6.0.9"), Pool: "p", PodUID: "x", Of: "x", Phase: Bound, Node: "n2"})
+				b.SetPodIP(PodIP{Addr: netip.MustParseAddr("10.6.0.9"), Pool: "p", PodUID: "x", StatusUID: "x",
+					Phase: Bound, Node: "n2"})
 			}, after: time.Hour},
 		{name: "an agent is to run there", waits: "node n2 has not answered yet"},
 		{name: "and has not answered for minutes", waits: "node n2 has never answered", after: muteAfter,

@@ -90,7 +90,8 @@ func (d *reviewing) plan() Plan {
 		return d.quarantined()
 	case teller != nil:
 		again := *p
-		again.Quarantine = Quarantine{Since: d.now, Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
+		again.Quarantine = Quarantine{Since: d.now,
+			Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
 		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
 	}
 	switch {
@@ -130,7 +131,7 @@ func (d *reviewing) plan() Plan {
 		return Plan{Reason: why, Until: until}
 	}
 	again := *p // what proves it now may be gone later, and the retention begins
-	again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
+	again.Phase, again.StatusUID, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
 	again.PodCIDR = netip.Prefix{}
 	return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 }
@@ -148,7 +149,7 @@ func (d *reviewing) conflict() Plan {
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
 	kept := pod.kept(p.Addr)
 	switch {
-	case kept && pod.Identity == "" && !pod.Fresh:
+	case kept && pod.Identity == "" && !pod.AllocateNew:
 		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine: pod %s/%s keeps it, and waits",
 			p.Namespace, p.PodName)}
 	case pod.Workload == (Workload{}):
@@ -205,7 +206,7 @@ func (d *reviewing) quarantined() Plan {
 		}
 	}
 	for uid := range d.told[p.Addr] {
-		if told := d.pods[uid]; !told.Gated && !told.Over {
+		if told := d.pods[uid]; !told.Gated && !told.Terminal {
 			heirs[uid] = true
 		}
 	}
@@ -271,7 +272,7 @@ func (d *reviewing) corrected() (again PodIP, wrong bool) {
 // where an earlier pod left it.
 func (d *reviewing) nodeOf() string {
 	p, end := d.ip, d.ends[d.ip.PodUID]
-	if end.Node == "" && (p.Of == p.PodUID || end.Final) {
+	if end.Node == "" && (p.StatusUID == p.PodUID || end.Final) {
 		return p.Node
 	}
 	return end.Node
@@ -311,15 +312,15 @@ func (d *reviewing) surplus() bool {
 	if pod == nil || p.Adopted {
 		return false
 	}
-	if pod.Has == nil && !pod.alive() { // it never will be told of any
+	if pod.Assigned == nil && !pod.alive() { // it never will be told of any
 		for _, node := range d.holders(pod.UID) {
 			if answer := d.answers[node]; answer.has(pod.UID, p.Addr) {
 				return false
 			}
 		}
-		return p.Of == "" // what an earlier pod had is kept, or not, as that one said
+		return p.StatusUID == "" // what an earlier pod had is kept, or not, as that one said
 	}
-	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr) && !p.boundOn(pod.Node)
+	return pod.Assigned != nil && !pod.Gated && !pod.has(p.Addr) && !p.boundOn(pod.Node)
 }
 
 // superseded reports whether a later pod of the same name has another address in the place of this one.
@@ -329,7 +330,7 @@ func (d *reviewing) superseded() bool {
 	if p.Identity != "" || pod == nil || pod.Gated || pod.UID == p.PodUID || pod.Created.Before(p.Created) {
 		return false
 	}
-	return pod.Has != nil && !pod.has(p.Addr)
+	return pod.Assigned != nil && !pod.has(p.Addr)
 }
 
 // end frees an address, in two steps if it is held: it is deleted first, so that no pod can claim it any more.

@@ -30,7 +30,7 @@ func TestAPodIsKeptFromTheNodeThatWasJustLost(t *testing.T) {
 			was.Node = "n1"
 			b.SetPod(was)
 			ip := *b.PodIP(a)
-			ip.Phase, ip.Of, ip.Node = Bound, was.UID, "n1"
+			ip.Phase, ip.StatusUID, ip.Node = Bound, was.UID, "n1"
 			b.SetPodIP(ip)
 			b.RemovePod(was.UID, true, noon)
 			c.lose(b)

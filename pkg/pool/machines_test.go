@@ -30,7 +30,7 @@ func (w *world) workloadsAct() {
 			continue
 		}
 		if wl.loose {
-			live := slices.DeleteFunc(slices.Clone(own), func(k string) bool { return w.pods.objs[k].Over })
+			live := slices.DeleteFunc(slices.Clone(own), func(k string) bool { return w.pods.objs[k].Terminal })
 			if len(live) < wl.replicas {
 				w.n++
 				w.makePod(wl, fmt.Sprintf("%s-x%d", name, w.n))
@@ -78,7 +78,7 @@ func (w *world) makePod(wl *workload, name string) {
 	w.n++
 	p := Pod{
 		UID: UID(fmt.Sprintf("u%d", w.n)), Version: w.version(), Namespace: "default", Name: name, Identity: wl.identity,
-		Created: w.now, Gated: true, Wants: wl.wants, Keep: wl.keep, Fresh: wl.fresh,
+		Created: w.now, Gated: true, Wants: wl.wants, Keep: wl.keep, AllocateNew: wl.fresh,
 		Workload: Workload{Kind: "StatefulSet", Name: wl.name}, Namespaced: map[string]string{"name": "default"},
 	}
 	if w.some(5) { // the policy was away
@@ -136,7 +136,7 @@ func (w *world) kubeletActs(n *node) {
 		s := n.sandboxes[uid]
 		switch {
 		case n.busy(uid): // with the pod's start
-		case p.Over:
+		case p.Terminal:
 			if w.calm || w.some(60) {
 				delete(n.sandboxes, uid)
 				if p.Ending {
@@ -212,7 +212,7 @@ func (w *world) starts(n *node) {
 			delete(n.starting, uid)
 			if w.add(n, p); n.sandboxes[uid] != nil {
 				n.sandboxes[uid].up, n.sandboxes[uid].pending = false, true
-			} else if p.Has != nil {
+			} else if p.Assigned != nil {
 				w.refused++
 			}
 		}
@@ -222,13 +222,13 @@ func (w *world) starts(n *node) {
 // add is a sandbox's start: the plugin's ADD.
 func (w *world) add(n *node, p Pod) {
 	switch {
-	case p.Has == nil:
+	case p.Assigned == nil:
 		return // code 11: no address yet
 	case n.barred[p.UID]:
 		return // it was reported gone
 	case n.wiped:
 		return // the agent has not said that there are pools
-	case (n.checked != 0 || n.vouches) && !reflect.DeepEqual(n.seen[p.UID], p.Has):
+	case (n.checked != 0 || n.vouches) && !reflect.DeepEqual(n.seen[p.UID], p.Assigned):
 		return // the agent has not seen it with these since all nodes were asked
 	}
 	for uid, s := range n.sandboxes {
@@ -236,7 +236,7 @@ func (w *world) add(n *node, p Pod) {
 			return // its predecessor still has it: code 11
 		}
 	}
-	for _, a := range p.Has {
+	for _, a := range p.Assigned {
 		if w.foreign[a.Prefix.Addr()] && a.Last != n.name && !n.probed[p.UID] {
 			w.logf("%s: another machine has %s: %s does not start", n.name, a.Prefix.Addr(), p.UID)
 			n.found[p.UID], n.owners[p.UID] = a.Prefix.Addr(), p
@@ -247,9 +247,9 @@ func (w *world) add(n *node, p Pod) {
 		n.probed[p.UID] = true
 		delete(n.found, p.UID)
 	}
-	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: p.Has, up: true}
-	n.book[p.UID], n.owners[p.UID] = p.Has, p
-	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, p.Has[0].Prefix.Addr())
+	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: p.Assigned, up: true}
+	n.book[p.UID], n.owners[p.UID] = p.Assigned, p
+	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, p.Assigned[0].Prefix.Addr())
 }
 
 // agentActs is one round of an agent; half of the time by an old view.
@@ -297,10 +297,10 @@ func (w *world) agentActs(n *node) {
 		pod, exists := n.sees[uid]
 		has, found := n.book[uid], false
 		if has == nil {
-			has = pod.Has
+			has = pod.Assigned
 		}
 		if s := n.sandboxes[uid]; has == nil && !exists && s != nil {
-			has, found = s.has, n.owners[uid].Has == nil
+			has, found = s.has, n.owners[uid].Assigned == nil
 		}
 		for _, a := range has {
 			w.tend(n, uid, a.Prefix.Addr(), pod, exists, found)
@@ -347,10 +347,10 @@ func (w *world) hasPod(uid UID) bool {
 // PodIPs are the pod's, if there are any, and do not say that it has ended here. Of a pod that comes after the first
 // list, no agent asks for them, and none can say that.
 func (w *world) confirm(n *node, p Pod) {
-	n.seen[p.UID] = p.Has
-	for _, a := range p.Has {
+	n.seen[p.UID] = p.Assigned
+	for _, a := range p.Assigned {
 		ip, exists := w.ips.objs[a.Prefix.Addr().String()]
-		if exists && ip.PodUID != p.UID || ip.Of == p.UID && ip.Phase == Retained {
+		if exists && ip.PodUID != p.UID || ip.StatusUID == p.UID && ip.Phase == Retained {
 			delete(n.seen, p.UID)
 		}
 	}
@@ -363,15 +363,15 @@ func (w *world) agentSees(n *node) {
 			n.sees[p.UID] = p
 			n.known[p.UID] = true
 			w.confirm(n, p)
-			if p.Has != nil && n.book[p.UID] == nil { // the agent's file
-				n.book[p.UID] = p.Has
+			if p.Assigned != nil && n.book[p.UID] == nil { // the agent's file
+				n.book[p.UID] = p.Assigned
 			}
 		}
 	}
 }
 
 func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool) {
-	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Over: pod.Over,
+	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Terminal: pod.Terminal,
 		Barred: n.barred[uid],
 		Netns:  n.sandboxes[uid] != nil}
 	if ip, ok := w.ips.objs[a.String()]; ok {
@@ -393,22 +393,22 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool
 	if local.IP != nil && local.IP.Mode == Routed && (w.calm || w.some(90)) {
 		local.PodCIDR = n.routes(a)
 	}
-	deed := Tend(local)
-	if deed.Down && n.sandboxes[uid] != nil && !n.sandboxes[uid].pending {
+	action := NextAction(local)
+	if action.Down && n.sandboxes[uid] != nil && !n.sandboxes[uid].pending {
 		w.logf("%s: interfaces of %s go down", n.name, uid)
 		n.sandboxes[uid].up = false
 	}
 	if s := n.sandboxes[uid]; s != nil && !s.up && !s.pending && (w.calm || w.some(50)) {
 		delete(n.sandboxes, uid) // the runtime has removed it
 	}
-	if deed.Bar {
+	if action.Bar {
 		w.logf("%s: %s is barred", n.name, uid)
 		n.barred[uid] = true
 	}
-	if deed.Report != "" {
+	if action.Report != "" {
 		ip := *local.IP
-		ip.Phase, ip.Of, ip.Node, ip.Since, ip.Conflict = deed.Report, uid, n.name, w.now, local.Conflict
-		if ip.PodCIDR = local.PodCIDR; deed.Report == Retained {
+		ip.Phase, ip.StatusUID, ip.Node, ip.Since, ip.Conflict = action.Report, uid, n.name, w.now, local.Conflict
+		if ip.PodCIDR = local.PodCIDR; action.Report == Retained {
 			ip.PodCIDR = netip.Prefix{}
 		}
 		_ = w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name})
@@ -447,7 +447,8 @@ func (w *world) lie() {
 	n := w.liar
 	if key := pickOne(w.r, w.ips.keys()); key != "" && w.some(60) {
 		ip := w.ips.objs[key]
-		ip.Phase, ip.Of, ip.Node, ip.Since = pickOne(w.r, []Phase{Bound, Bound, Retained, Retained, Allocated}), ip.PodUID,
+		ip.Phase = pickOne(w.r, []Phase{Bound, Bound, Retained, Retained, Allocated})
+		ip.StatusUID, ip.Node, ip.Since = ip.PodUID,
 			n.name, w.now
 		if ip.Conflict, ip.PodCIDR = "", (netip.Prefix{}); ip.Phase == Allocated {
 			ip.Conflict = "02:00:00:00:00:02"
@@ -560,7 +561,7 @@ func (w *world) adopt() {
 	w.n++
 	p := Pod{
 		UID: UID(fmt.Sprintf("u%d", w.n)), Version: w.version(), Namespace: "default", Name: name, Created: w.now,
-		Node: n.name, Wants: wl.wants, Runs: a, Keep: wl.keep, Workload: Workload{Kind: "StatefulSet", Name: wl.name},
+		Node: n.name, Wants: wl.wants, ReportedIP: a, Keep: wl.keep, Workload: Workload{Kind: "StatefulSet", Name: wl.name},
 		Namespaced: map[string]string{"name": "default"},
 	}
 	h := Address{Network: "net", Interface: "eth0", Pool: "a4", Mode: L2, Prefix: netip.PrefixFrom(a, 16)}
@@ -617,7 +618,7 @@ var deeds = []deed{
 		for _, key := range w.pods.keys() {
 			p := w.pods.objs[key]
 			if p.UID == uid && p.Node == n.name && w.workloads[p.Workload.Name].loose && n.on && n.kubelet {
-				p.Over, p.Version = true, w.version()
+				p.Terminal, p.Version = true, w.version()
 				w.pods.put(key, p)
 				w.logf("pod %s %s succeeds", p.Name, uid)
 			}
@@ -939,7 +940,8 @@ func (w *world) meddle() {
 	case 0:
 		is.Disabled = !is.Disabled
 	case 1:
-		is.Spec.ExcludedAddresses = []string{map[string]string{"a4": "10.6.0.1-10.6.0.2", "b4": "10.7.0.2", "c6": "fd00::1"}[name]}
+		is.Spec.ExcludedAddresses = []string{
+			map[string]string{"a4": "10.6.0.1-10.6.0.2", "b4": "10.7.0.2", "c6": "fd00::1"}[name]}
 	case 2:
 		is.Spec.ExcludedAddresses = nil
 	case 3:
@@ -1027,7 +1029,7 @@ func (w *world) restoreAfter(d time.Duration) {
 	w.inflight = nil
 	clear(w.told)
 	for _, p := range w.backup.pods.objs {
-		if p.Has != nil {
+		if p.Assigned != nil {
 			w.told[p.UID] = true
 		}
 	}
@@ -1037,7 +1039,7 @@ func (w *world) restoreAfter(d time.Duration) {
 	w.lost = map[UID]bool{}
 	exists := map[UID]bool{}
 	for _, p := range w.backup.pods.objs {
-		exists[p.UID] = p.Has != nil
+		exists[p.UID] = p.Assigned != nil
 	}
 	for _, n := range w.nodes {
 		if host, known := w.backup.hosts.objs[n.name]; !known || host.Off {
@@ -1212,7 +1214,7 @@ func (w *world) fingerprint() string {
 	}
 	for _, key := range w.ips.keys() {
 		p := w.ips.objs[key]
-		say(key, string(p.PodUID), string(p.Phase), string(p.Of), strconv.FormatBool(p.Deleting),
+		say(key, string(p.PodUID), string(p.Phase), string(p.StatusUID), strconv.FormatBool(p.Deleting),
 			strconv.FormatBool(p.Release), p.Quarantine.Reason, strconv.FormatInt(p.Quarantine.Since.UnixNano(), 10))
 	}
 	for _, key := range w.pods.keys() {
@@ -1245,8 +1247,8 @@ func (w *world) explained() {
 		p := w.ips.objs[key]
 		pod, exists := pods[p.PodUID]
 		switch {
-		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine.Reason == "":
-		case exists && !pod.Over && (pod.Gated || pod.Has == nil): // it waits, see below
+		case exists && !pod.Terminal && pod.has(p.Addr) && p.Quarantine.Reason == "":
+		case exists && !pod.Terminal && (pod.Gated || pod.Assigned == nil): // it waits, see below
 		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
 		case exists && p.conflicts():
 			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
@@ -1255,10 +1257,10 @@ func (w *world) explained() {
 			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
 			w.known++
 			disputed[p.Addr] = true
-		case exists && pod.Over && pod.Has == nil && p.Of != p.PodUID && w.restores > 0:
+		case exists && pod.Terminal && pod.Assigned == nil && p.StatusUID != p.PodUID && w.restores > 0:
 			// Its node said with which address it ran, and saw to its end before the cluster knew. Once it is deleted, nodes
 			// are asked. The status may be about an earlier pod of a shared identity.
-		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
+		case exists && !pod.Terminal || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
 			w.failf("PodIP %s has no reason: %+v; %+v", key, p, w.controllers[0].book.Review(p.Addr, w.now, w.wanted))
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):
 		case p.Keep.WhileOwned && w.wanted(&p) <= Wants:
@@ -1268,20 +1270,20 @@ func (w *world) explained() {
 	}
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
-		if p.Over || slices.ContainsFunc(p.Has, func(a Address) bool { return disputed[a.Prefix.Addr()] }) {
+		if p.Terminal || slices.ContainsFunc(p.Assigned, func(a Address) bool { return disputed[a.Prefix.Addr()] }) {
 			continue
 		}
-		if !p.Gated && p.Has != nil {
+		if !p.Gated && p.Assigned != nil {
 			n := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == p.Node })]
 			if s := n.sandboxes[p.UID]; (s == nil || !s.up) && !w.hidden(n, p) {
 				w.failf("pod %s %s does not run", key, p.UID)
 			}
-			for _, a := range p.Has {
+			for _, a := range p.Assigned {
 				ip := w.ips.objs[a.Prefix.Addr().String()]
 				if ip.PodUID != p.UID {
 					w.failf("pod %s %s has %s, which is not its own", key, p.UID, a.Prefix.Addr())
 				}
-				if ip.Mode == Routed && (ip.Of != p.UID || ip.PodCIDR != n.routes(ip.Addr)) {
+				if ip.Mode == Routed && (ip.StatusUID != p.UID || ip.PodCIDR != n.routes(ip.Addr)) {
 					w.failf("pod %s %s is on %s, and nodes route by %+v", key, p.UID, n.name, ip)
 				}
 			}

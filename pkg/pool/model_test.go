@@ -375,7 +375,7 @@ func TestKubeletStartsNothingThatTheClusterHasForgotten(t *testing.T) {
 		w.restore()
 		delete(n.view, forgotten.UID)
 		w.rest(400)
-		if again := w.pods.objs["web-2"]; again.UID == forgotten.UID || !again.has(forgotten.Has[0].Prefix.Addr()) {
+		if again := w.pods.objs["web-2"]; again.UID == forgotten.UID || !again.has(forgotten.Assigned[0].Prefix.Addr()) {
 			t.Fatalf("web-2 has not been given its address again: %+v\n%s", again, w.story())
 		}
 		n.view[forgotten.UID] = forgotten

@@ -7,8 +7,8 @@ type Local struct {
 	UID UID
 	// Node is this one.
 	Node string
-	// Exists, Ending and Over are the pod's state by the agent's own watch of the pods of its node, which is complete.
-	Exists, Ending, Over bool
+	// Exists, Ending and Terminal are the pod's state by the agent's own watch of the pods of its node, which is complete.
+	Exists, Ending, Terminal bool
 	// Here says that the cluster has the pod on this node, Elsewhere that it has the pod without a node, or with another
 	// one; Kubernetes does so after a restore from a backup that was made before the pod had its node. Both are read past
 	// all caches if the pod does not exist by the watch, or if it has a PodIP whose status does not name this node yet
@@ -39,12 +39,12 @@ func (l Local) mine() bool { return l.IP != nil && l.IP.PodUID == l.UID }
 
 // named reports whether it is written down that the pod is on this node. A pod never changes its node, so that it is no
 // other one's unless the API server forgets this, too.
-func (l Local) named() bool { return l.mine() && l.IP.Of == l.UID && l.IP.Node == l.Node }
+func (l Local) named() bool { return l.mine() && l.IP.StatusUID == l.UID && l.IP.Node == l.Node }
 
 // placed reports whether it is written down how other nodes route to the pod.
 func (l Local) placed() bool { return !l.PodCIDR.IsValid() || l.named() && l.IP.PodCIDR == l.PodCIDR }
 
-// LookUp reports whether Here and Elsewhere are to be read before Tend is asked.
+// LookUp reports whether Here and Elsewhere are to be read before NextAction is asked.
 func (l Local) LookUp() bool { return !l.Exists || l.mine() && !l.named() }
 
 // LookUpNode reports whether Off is to be read, once Here and Elsewhere are.
@@ -53,8 +53,8 @@ func (l Local) LookUpNode() bool { return l.Netns && l.mine() && l.deleted() }
 // deleted reports whether the cluster has the pod no more.
 func (l Local) deleted() bool { return !l.Exists && !l.Here && !l.Elsewhere }
 
-// Deed is what an agent does about a pod, in this order: each before the next.
-type Deed struct {
+// Action is what an agent does about a pod, in this order: each before the next.
+type Action struct {
 	// Down says to take its interfaces down, then to make the runtime remove its sandbox.
 	Down bool
 	// Bar says to note durably, under the lock of the node's book, that no ADD of the pod may succeed any more; if an ADD
@@ -64,8 +64,8 @@ type Deed struct {
 	Report Phase // empty for nothing
 }
 
-// Tend says what an agent does about a pod. An agent asks for every pod with an address of a pool that it sees on its
-// node or finds in the node's book: whenever something of that changes, and for all when it reaches the API server
+// NextAction says what an agent does about a pod. An agent asks for every pod with an address of a pool that it sees on
+// its node or finds in the node's book: whenever something of that changes, and for all when it reaches the API server
 // again. It also asks for each pod that the runtime has and the cluster has not, with each address that it has: see
 // [Local.Found]. Static pods are not among these, since the cluster knows them by other UIDs.
 //
@@ -82,42 +82,42 @@ type Deed struct {
 //     know yet that the pod was deleted.
 //   - The agent reports only of a pod that surely is no other node's: the cluster has it here, or has noted already
 //     that it was here. After a restore, a pod that ran here may have been given another node, and be gone since.
-func Tend(l Local) Deed {
+func NextAction(l Local) Action {
 	mine := l.mine()
 	speaks := mine && (l.Here || l.named())
-	ends := !l.Exists || l.Ending || l.Over
+	ends := !l.Exists || l.Ending || l.Terminal
 	bar := !l.Barred
 	lacks := func(p Phase) bool { return speaks && !(l.named() && l.IP.Phase == p) }
 	switch {
 	case l.Found && l.IP == nil:
-		return Deed{} // it may be no pool's
+		return Action{} // it may be no pool's
 	case l.Elsewhere:
-		return Deed{Down: l.Netns, Bar: bar}
+		return Action{Down: l.Netns, Bar: bar}
 	case l.Netns && !l.Exists && !mine:
-		return Deed{Down: true, Bar: bar}
+		return Action{Down: true, Bar: bar}
 	case l.LookUpNode() && l.Off:
-		return Deed{Down: true, Bar: bar}
+		return Action{Down: true, Bar: bar}
 	case l.Netns && (lacks(Bound) || speaks && !l.placed()):
-		return Deed{Report: Bound}
+		return Action{Report: Bound}
 	case l.Netns:
-		return Deed{}
+		return Action{}
 	case l.named() && l.IP.Phase == Retained:
-		return Deed{Bar: bar}
+		return Action{Bar: bar}
 	case l.Conflict != "" && !ends && !l.Barred:
 		if !speaks || l.named() && l.IP.Conflict == l.Conflict {
-			return Deed{}
+			return Action{}
 		}
-		return Deed{Report: Allocated}
+		return Action{Report: Allocated}
 	case ends && lacks(Retained):
-		return Deed{Bar: bar, Report: Retained}
+		return Action{Bar: bar, Report: Retained}
 	case ends:
-		return Deed{Bar: bar}
+		return Action{Bar: bar}
 	case l.Barred && lacks(Retained): // it comes from a backup
-		return Deed{Report: Retained}
+		return Action{Report: Retained}
 	case !l.Barred && speaks && !l.placed() && (!l.named() || l.IP.Phase == Allocated):
-		return Deed{Report: Allocated}
+		return Action{Report: Allocated}
 	}
-	return Deed{}
+	return Action{}
 }
 
 // Reply is what an agent does before it answers a round.

@@ -91,10 +91,10 @@ type PodIP struct {
 	Deleting   bool
 
 	// The status, which is about the pod Of.
-	Phase Phase
-	Of    UID
-	Node  string
-	Since time.Time
+	Phase     Phase
+	StatusUID UID
+	Node      string
+	Since     time.Time
 	// Conflict is the MAC address of another machine on the link of Node that has the address, so that the pod could not
 	// start, empty if none was found.
 	Conflict string
@@ -105,11 +105,11 @@ type PodIP struct {
 func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identity) }
 
 // gone reports whether it is known that the pod the address was given to has it no more.
-func (p *PodIP) gone() bool { return p.Of == p.PodUID && p.Phase == Retained }
+func (p *PodIP) gone() bool { return p.StatusUID == p.PodUID && p.Phase == Retained }
 
 // saidOn returns the node that has said of the pod the address was given to that it is or was there, empty if none has.
 func (p *PodIP) saidOn() string {
-	if p.Of != p.PodUID {
+	if p.StatusUID != p.PodUID {
 		return ""
 	}
 	return p.Node
@@ -121,7 +121,9 @@ func (p *PodIP) boundOn(node string) bool {
 }
 
 // conflicts reports whether another machine has the address, so that the pod it was given to could not start.
-func (p *PodIP) conflicts() bool { return p.Of == p.PodUID && p.Phase == Allocated && p.Conflict != "" }
+func (p *PodIP) conflicts() bool {
+	return p.StatusUID == p.PodUID && p.Phase == Allocated && p.Conflict != ""
+}
 
 // WorkloadKey names a workload, regardless of the served version of its kind.
 type WorkloadKey struct{ Group, Kind, Namespace, Name string }
@@ -145,28 +147,29 @@ type Pod struct {
 	Node            string
 	Gated           bool // by our gate
 	Ending          bool // to be deleted
-	Over            bool // succeeded or failed: its node never starts it again
+	Terminal        bool // succeeded or failed: its node never starts it again
 	Wants           []Want
-	// Has is the annotation with its addresses, nil if there is none. A controller writes it once, as it removes the gate.
-	Has  []Address
-	Keep Keep
-	// Runs is the address with which it runs, by its status, the zero Addr if it has none. Without Has it is not from
-	// here.
-	Runs netip.Addr
-	// Fresh says that it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
-	Fresh    bool
-	Workload Workload
+	// Assigned is the annotation with its addresses, nil if there is none. A controller writes it once, as it removes the
+	// gate.
+	Assigned []Address
+	Keep     Keep
+	// ReportedIP is the address with which it runs, by its status, the zero Addr if it has none. Without Has it is not
+	// from here.
+	ReportedIP netip.Addr
+	// AllocateNew says that it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
+	AllocateNew bool
+	Workload    Workload
 	// Namespaced are the labels of its namespace.
 	Namespaced map[string]string
 }
 
 // alive reports whether a pod, nil if there is none, is there to stay.
-func (p *Pod) alive() bool { return p != nil && !p.Ending && !p.Over }
+func (p *Pod) alive() bool { return p != nil && !p.Ending && !p.Terminal }
 
 // address returns what a pod was told of an address, nil if it was not told to have that.
 func (p *Pod) address(a netip.Addr) *Address {
-	if i := slices.IndexFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a }); i >= 0 {
-		return &p.Has[i]
+	if i := slices.IndexFunc(p.Assigned, func(h Address) bool { return h.Prefix.Addr() == a }); i >= 0 {
+		return &p.Assigned[i]
 	}
 	return nil
 }
@@ -175,7 +178,7 @@ func (p *Pod) has(a netip.Addr) bool { return p.address(a) != nil }
 
 // kept reports whether an address of the pod was used before, as far as it was told.
 func (p *Pod) kept(a netip.Addr) bool {
-	return slices.ContainsFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a && h.Last != "" })
+	return slices.ContainsFunc(p.Assigned, func(h Address) bool { return h.Prefix.Addr() == a && h.Last != "" })
 }
 
 // Want is an interface of a pod, and the pools that its addresses may come from: one of each family, of each family

@@ -70,7 +70,7 @@ type placing struct {
 
 func (d *placing) plan() Plan {
 	pod := d.pod
-	if !pod.alive() || pod.Has != nil && !pod.Gated {
+	if !pod.alive() || pod.Assigned != nil && !pod.Gated {
 		return Plan{}
 	}
 	if wait := (recall{d.facts, d.now}).missing(); wait.Reason != "" {
@@ -164,7 +164,7 @@ func (d *placing) withoutRoutes() (nodes []string, wait Plan) {
 	}
 	if pod := d.pod; pod.Node != "" {
 		given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
-		if given || pod.Runs.IsValid() || d.answers[pod.Node].CannotRoute == "" {
+		if given || pod.ReportedIP.IsValid() || d.answers[pod.Node].CannotRoute == "" {
 			return nil, Plan{}
 		}
 		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
@@ -241,9 +241,9 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 	if c, ok := d.chooseGiven(s, false); ok {
 		return c, Plan{}
 	}
-	if pod.Node != "" && pod.Runs.IsValid() {
-		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool assigned to it", pod.Runs),
-			Remedy: "take it over (kubectl stayput import spiderpool), or delete the pod", Addrs: []netip.Addr{pod.Runs}}
+	if pod.Node != "" && pod.ReportedIP.IsValid() {
+		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool assigned to it", pod.ReportedIP),
+			Remedy: "take it over (kubectl stayput import spiderpool), or delete the pod", Addrs: []netip.Addr{pod.ReportedIP}}
 	}
 	own := d.own(s)
 	for i, p := range own {
@@ -251,18 +251,18 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			continue
 		}
 		switch f := d.Fence(p, d.now); {
-		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.Fresh && p.Keep != (Keep{}):
+		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.AllocateNew && p.Keep != (Keep{}):
 			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
 		case p.Quarantine.Reason != "":
 		case d.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
-			if pod.Identity == "" && !pod.Fresh {
+			if pod.Identity == "" && !pod.AllocateNew {
 				return c, Plan{Reason: fmt.Sprintf("its address %s was assigned to another pod, too", p.Addr),
 					Addrs: []netip.Addr{p.Addr}}
 			}
 		case f.Verdict == Yes:
 			return d.claim(s, p, f), Plan{}
-		case pod.Identity != "" || pod.Fresh: // never waits
+		case pod.Identity != "" || pod.AllocateNew: // never waits
 		case i == len(own)-1:
 			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
 				Addrs: []netip.Addr{p.Addr}}
@@ -286,7 +286,7 @@ func (d *placing) chooseGiven(s slot, runs bool) (c choice, ok bool) {
 			continue
 		}
 		c := choice{slot: s, ip: *p}
-		if p.Of != pod.UID { // claimed, and not told: the status is about an earlier pod
+		if p.StatusUID != pod.UID { // claimed, and not told: the status is about an earlier pod
 			c.last = p.Node
 		}
 		if p.Adopted { // who adopted it did not know how long it is kept
@@ -392,7 +392,7 @@ func (d *placing) empty(s *stock, ahead uint64) string {
 // owner's, or there is no PodIP: the claim for the pod was forgotten by a restore.
 func (d *placing) toldTo(a netip.Addr, owner UID) bool {
 	for uid := range d.told[a] {
-		if pod := d.pods[uid]; uid != owner && !pod.Gated && !pod.Over {
+		if pod := d.pods[uid]; uid != owner && !pod.Gated && !pod.Terminal {
 			return true
 		}
 	}

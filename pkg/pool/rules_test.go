@@ -106,10 +106,10 @@ var broke = []struct{ file, is, becomes string }{
 	case pod.alive():
 		return Plan{}`},
 	{"life.go", `	if pod == nil || p.Adopted {`, `	if pod == nil || p.Adopted && !broken(adoptedIsOwn) {`},
-	{"life.go", `	if pod.Has == nil && !pod.alive() {`, `	if broken(annotationsDecide) {
+	{"life.go", `	if pod.Assigned == nil && !pod.alive() {`, `	if broken(annotationsDecide) {
 		return !pod.has(p.Addr)
 	}
-	if pod.Has == nil && !pod.alive() {`},
+	if pod.Assigned == nil && !pod.alive() {`},
 	{"life.go", `	if p.Deleting {
 		again`, `	if broken(unusedIsFreed) {
 		return Plan{}
@@ -141,8 +141,8 @@ var broke = []struct{ file, is, becomes string }{
 	{"node.go", `(l.Here || l.named())
 `, `(l.Here || l.named() || broken(ownPodsOnly))
 `},
-	{"node.go", `ends := !l.Exists || l.Ending || l.Over
-`, `ends := !l.Exists || l.Ending || l.Over || broken(goneMeansForGood)
+	{"node.go", `ends := !l.Exists || l.Ending || l.Terminal
+`, `ends := !l.Exists || l.Ending || l.Terminal || broken(goneMeansForGood)
 `},
 	{"node.go", `bar := !l.Barred
 `, `bar := !l.Barred && !broken(goneMeansBarred)
@@ -151,7 +151,7 @@ var broke = []struct{ file, is, becomes string }{
 	{"node.go", `case l.Netns && !l.Exists && !mine:`, `case l.Netns && !l.Exists && !mine && !broken(strangersGoDown):`},
 	{"node.go", `case l.LookUpNode() && l.Off:`, `case l.LookUpNode() && l.Off && !broken(offGoesDown):`},
 	{"node.go", `	case l.Netns && (lacks(Bound)`, `	case l.Netns && broken(goneMeansNamespace) && ends && lacks(Retained):
-		return Deed{Report: Retained, Bar: bar}
+		return Action{Report: Retained, Bar: bar}
 	case l.Netns && (lacks(Bound)`},
 	{"node.go", `Checked: r.Epoch != checked}`, `Checked: r.Epoch != checked && !broken(recallMeansChecked)}`},
 	{"wake.go", `	for pool := range w.lines.stirred {

@@ -241,11 +241,11 @@ func (w *waiting) wakeSilent() {
 // changedSince reports whether there may be something to do for a pod that was not to be done for what it was, nil if
 // it is new.
 func (p *Pod) changedSince(old *Pod) bool {
-	return old == nil || old.Gated != p.Gated || old.Node != p.Node || old.Ending != p.Ending || old.Over != p.Over ||
-		len(old.Has) != len(p.Has) || p.Gated && old.Version != p.Version
+	return old == nil || old.Gated != p.Gated || old.Node != p.Node || old.Ending != p.Ending ||
+		old.Terminal != p.Terminal || len(old.Assigned) != len(p.Assigned) || p.Gated && old.Version != p.Version
 }
 
 // isUnbound reports whether a pod was placed and has no node yet.
 func (p *Pod) isUnbound() bool {
-	return p.Has != nil && !p.Gated && p.Node == "" && p.alive()
+	return p.Assigned != nil && !p.Gated && p.Node == "" && p.alive()
 }

@@ -320,7 +320,7 @@ var errForbidden = errors.New("forbidden")
 func (w *world) applied(wr Write) error {
 	if said, ok := wr.(agentStatus); ok { // the policy of agents
 		is := w.ips.objs[said.PodIP.Addr.String()]
-		if is.Of == is.PodUID && is.Node != "" && is.Node != said.node || said.PodIP.Of != is.PodUID {
+		if is.StatusUID == is.PodUID && is.Node != "" && is.Node != said.node || said.PodIP.StatusUID != is.PodUID {
 			return errForbidden
 		}
 		wr = said.StatusIP
@@ -347,7 +347,7 @@ func (w *world) applied(wr Write) error {
 			return err
 		}
 		p := wr.PodIP
-		p.Phase, p.Of, p.Node, p.Since, p.Deleting = is.Phase, is.Of, is.Node, is.Since, is.Deleting
+		p.Phase, p.StatusUID, p.Node, p.Since, p.Deleting = is.Phase, is.StatusUID, is.Node, is.Since, is.Deleting
 		p.Conflict, p.PodCIDR = is.Conflict, is.PodCIDR
 		p.Version = w.version()
 		if p.PodUID != is.PodUID {
@@ -363,7 +363,7 @@ func (w *world) applied(wr Write) error {
 		if err != nil {
 			return err
 		}
-		is.Phase, is.Of, is.Node, is.Since = wr.PodIP.Phase, wr.PodIP.Of, wr.PodIP.Node, wr.PodIP.Since
+		is.Phase, is.StatusUID, is.Node, is.Since = wr.PodIP.Phase, wr.PodIP.StatusUID, wr.PodIP.Node, wr.PodIP.Since
 		if is.PodCIDR = wr.PodIP.PodCIDR; is.Phase == Allocated && is.PodCIDR.IsValid() {
 			w.early++
 		}
@@ -384,7 +384,7 @@ func (w *world) applied(wr Write) error {
 		if !ok || is.UID != wr.UID || is.Version != wr.Version && !broken(versionsMatter) {
 			return errConflict
 		}
-		is.Has, is.Gated, is.Version = wr.Addresses, false, w.version()
+		is.Assigned, is.Gated, is.Version = wr.Addresses, false, w.version()
 		w.pods.put(wr.Name, is)
 		w.places++
 		for _, a := range wr.Addresses {
@@ -448,8 +448,8 @@ func (w *world) mayEnd(is PodIP) {
 	next, there := w.pods.objs[is.PodName]
 	switch {
 	case wl == nil || wl.gone, w.restored:
-	case !is.Keep.WhileOwned, is.Of == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
-	case exists && pool.Deleting, there && next.Has != nil && !next.has(is.Addr):
+	case !is.Keep.WhileOwned, is.StatusUID == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
+	case exists && pool.Deleting, there && next.Assigned != nil && !next.has(is.Addr):
 	case w.now.Sub(wl.scaled) < time.Minute, !w.sent.IsZero() && w.sent.Sub(wl.scaled) < time.Minute:
 		// It was unwanted when that was decided.
 	case !w.placed[placement{is.Addr, is.PodUID}]: // its pod was never told of it
@@ -519,7 +519,7 @@ func describe(wr Write) string {
 		return fmt.Sprintf("update %s@%s: %s %s, held %t, %q", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodName,
 			wr.PodIP.PodUID, wr.PodIP.Held, wr.PodIP.Quarantine.Reason)
 	case StatusIP:
-		return fmt.Sprintf("status %s@%s: %s %s on %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.Phase, wr.PodIP.Of,
+		return fmt.Sprintf("status %s@%s: %s %s on %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.Phase, wr.PodIP.StatusUID,
 			wr.PodIP.Node)
 	case DeleteIP:
 		return fmt.Sprintf("delete %s@%s of %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodUID)
@@ -588,9 +588,10 @@ func (w *world) oracle() {
 			return x.uid != p.PodUID && (w.liar != nil && x.node == w.liar.name || w.unseen[x.uid])
 		}
 		if w.routed && w.lied == "" && (w.liar == nil || p.Node != w.liar.name && x.node != w.liar.name) &&
-			p.PodCIDR.IsValid() && p.Of == p.PodUID &&
-			(p.Of != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] && !w.told[p.Of] && !w.lost[p.Of] {
-			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.Of, p.Node)
+			p.PodCIDR.IsValid() && p.StatusUID == p.PodUID &&
+			(p.StatusUID != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] &&
+			!w.told[p.StatusUID] && !w.lost[p.StatusUID] {
+			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.StatusUID, p.Node)
 		}
 		// After a restore a liar can deny a pod of its own that the backup has without a node.
 		denied := func(x, y answering) bool {

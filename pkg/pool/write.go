@@ -178,14 +178,14 @@ func (w PlacePod) NoteIn(b *Book) *Pod {
 		return nil
 	}
 	is := *known
-	is.Gated, is.Has = false, w.Addresses
+	is.Gated, is.Assigned = false, w.Addresses
 	b.SetPod(is)
 	return &is
 }
 
 // Placed reports whether a pod in a Book is the one of a version, and was placed since: see [PlacePod.NoteIn].
 func Placed(is *Pod, version string) bool {
-	return is != nil && is.Version == version && is.Has != nil && !is.Gated
+	return is != nil && is.Version == version && is.Assigned != nil && !is.Gated
 }
 
 // Plan is what to do now for a pod, an address, a pool or the roll.

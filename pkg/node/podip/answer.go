@@ -406,7 +406,7 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 	for _, a := range given {
 		h := base
 		h.Address, h.Pool, h.Mode, h.Network, h.Interface = a.Prefix.Addr().String(), a.Pool,
-			v1alpha1.PodIPPoolMode(a.Mode), a.Network, a.Interface
+			a.Mode, a.Network, a.Interface
 		held = append(held, h)
 	}
 	for _, b := range p.entries {

@@ -290,7 +290,7 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		return soon, err
 	}
 	l := pool.Local{
-		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Over: c.pod.terminal,
+		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Terminal: c.pod.terminal,
 		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a],
 	}
 	if o != nil {
@@ -317,7 +317,7 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && !l.PodCIDR.IsValid() {
 		said = 0 // how other nodes route to it is still to be said
 	}
-	action := pool.Tend(l)
+	action := pool.NextAction(l)
 	if action.Down && !c.took && c.name != "" && (o != nil || c.pod.text != "") { // the owner of any other is unknown
 		if err := c.takeDown(ctx); err != nil {
 			return soon, err
@@ -336,7 +336,7 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	}
 	switch action.Report {
 	case "":
-		if l.IP != nil && l.IP.PodUID == l.UID && l.IP.Of == l.UID && l.IP.Node == l.Node && l.IP.Phase == pool.Bound {
+		if l.IP != nil && l.IP.PodUID == l.UID && l.IP.StatusUID == l.UID && l.IP.Node == l.Node && l.IP.Phase == pool.Bound {
 			c.bound += said
 		}
 		return settled, nil
@@ -368,8 +368,8 @@ func (c *podCheck) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP)
 	}
 	l.Here, l.Elsewhere = p.Spec.NodeName == c.node, p.Spec.NodeName != c.node
 	if l.Here && !l.Exists {
-		l.Exists, l.Ending, l.Over = true, p.DeletionTimestamp != nil, p.terminal()
-		c.ended = l.Ending || l.Over
+		l.Exists, l.Ending, l.Terminal = true, p.DeletionTimestamp != nil, p.terminal()
+		c.ended = l.Ending || l.Terminal
 	}
 	return nil
 }

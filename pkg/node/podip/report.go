@@ -15,7 +15,7 @@ import (
 func (c *podCheck) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
 	since := metav1.NewTime(c.machine.now().UTC().Truncate(time.Second))
 	next := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
-	next.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.pod.uid, NodeName: c.node,
+	next.Status = v1alpha1.PodIPStatus{Phase: phase, PodUID: c.pod.uid, NodeName: c.node,
 		Since: &since}
 	if phase == pool.Allocated {
 		next.Status.Conflict = l.Conflict

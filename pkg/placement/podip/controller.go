@@ -314,7 +314,7 @@ func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
 	}
 	note := fmt.Sprintf("%s: %s. No pod gets it until that is checked again", is.Addr, plan.Reason)
 	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: end.Namespace, Name: end.Name,
-		UID: types.UID(end.UID)}
+		UID: end.UID}
 	c.events.Eventf(about, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", note)
 	if w := is.Workload; w != (pool.Workload{}) {
 		owner := &corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: end.Namespace, Name: w.Name,
@@ -342,7 +342,7 @@ func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, p
 	c.unlock()
 	expires := ""
 	switch {
-	case !settled || is.Deleting || is.Phase != pool.Retained || is.Of != is.PodUID || plan.Reason == "":
+	case !settled || is.Deleting || is.Phase != pool.Retained || is.StatusUID != is.PodUID || plan.Reason == "":
 	case !plan.Until.IsZero():
 		expires = plan.Until.UTC().Format(time.RFC3339)
 	default:

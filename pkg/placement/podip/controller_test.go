@@ -1214,7 +1214,7 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
 	delete(next.Annotations, stayputv1alpha1.AnnotationAddresses)
 	c.follower.podEvents(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
-	if is := c.session.book.Pod(pool.UID(pod.UID)); is != nil {
+	if is := c.session.book.Pod(pod.UID); is != nil {
 		t.Errorf("it still is one of the cluster's: %+v", is)
 	}
 	if is := c.session.book.Pod("next"); is == nil {
@@ -1379,7 +1379,7 @@ func TestAnAnnotationIsTrueByTheGuardOrThePodIP(t *testing.T) {
 		c.begins()
 		c.works()
 		is := c.session.book.Pod("uid-web-0")
-		return is != nil && len(is.Has) == 1
+		return is != nil && len(is.Assigned) == 1
 	}
 	guard := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
 		Name: stayputv1alpha1.PolicyAddresses}}
@@ -1818,7 +1818,7 @@ func TestWhatManyPodIPsSayIsKeptOnce(t *testing.T) {
 	}
 	a, b := stripped(), stripped()
 	for _, pair := range [][2]string{{a.Pool, b.Pool}, {a.Workload.UID, b.Workload.UID}, {a.Node, b.Node},
-		{string(a.PodUID), string(a.Of)}} {
+		{string(a.PodUID), string(a.StatusUID)}} {
 		if unsafe.StringData(pair[0]) != unsafe.StringData(pair[1]) {
 			t.Errorf("%q is kept twice", pair[0])
 		}

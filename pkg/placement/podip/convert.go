@@ -104,29 +104,29 @@ func selects(agents *corev1.Pod, node *corev1.Node) bool {
 // is given nothing. spiderpool: those of Spiderpool count. Its addresses are kept for longest at most.
 func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest time.Duration) (pool.Pod, error) {
 	p := pool.Pod{
-		UID: pool.UID(pod.UID), Version: pod.ResourceVersion, Namespace: pod.Namespace, Name: pod.Name,
+		UID: pod.UID, Version: pod.ResourceVersion, Namespace: pod.Namespace, Name: pod.Name,
 		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
 		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
-		Over:       pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Terminal:   pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 		Namespaced: in.labels,
 	}
 	if p.Node != "" {
-		p.Runs, _ = netip.ParseAddr(pod.Status.PodIP)
+		p.ReportedIP, _ = netip.ParseAddr(pod.Status.PodIP)
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		p.Workload = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
 	}
 	if text, ok := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; ok {
-		err := json.Unmarshal([]byte(text), &p.Has)
-		if err == nil && slices.ContainsFunc(p.Has, func(h pool.Address) bool { return !h.Prefix.IsValid() }) {
+		err := json.Unmarshal([]byte(text), &p.Assigned)
+		if err == nil && slices.ContainsFunc(p.Assigned, func(h pool.Address) bool { return !h.Prefix.IsValid() }) {
 			err = errors.New("expected an address in each")
 		}
 		if err != nil {
-			p.Has = nil
+			p.Assigned = nil
 			return p, invalid(stayputv1alpha1.AnnotationAddresses, "%w", err)
 		}
-		if p.Has == nil {
-			p.Has = []pool.Address{}
+		if p.Assigned == nil {
+			p.Assigned = []pool.Address{}
 		}
 	}
 	if !p.Gated { // a running pod has started without addresses of its namespace's pools
@@ -138,7 +138,7 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest tim
 	}
 	comesBack := p.Workload != (pool.Workload{}) && (numbered || p.Identity != "")
 	policy, err := retention.ParsePooled(pod.Annotations, comesBack)
-	p.Keep, p.Fresh = pool.KeepOf(policy, longest), policy.AllocateNew
+	p.Keep, p.AllocateNew = pool.KeepOf(policy, longest), policy.AllocateNew
 	return p, err
 }
 

@@ -231,7 +231,7 @@ func (c *follower) podEvents(s *session) toolscache.ResourceEventHandler {
 			was, okWas := o.(*cluster.Pod)
 			pod, okIs := is.(*cluster.Pod)
 			if okWas && okIs && was.GetUID() != pod.GetUID() { // it was deleted, and made again, while there was no watch
-				s.removePod(pool.UID(was.GetUID()), was.Node(), false)
+				s.removePod(was.GetUID(), was.Node(), false)
 			}
 			set(is)
 		},
@@ -241,7 +241,7 @@ func (c *follower) podEvents(s *session) toolscache.ResourceEventHandler {
 				o = gone.Obj
 			}
 			if pod, ok := o.(*cluster.Pod); ok {
-				s.removePod(pool.UID(pod.GetUID()), pod.Node(), !missed)
+				s.removePod(pod.GetUID(), pod.Node(), !missed)
 			}
 		},
 	}

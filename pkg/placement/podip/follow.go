@@ -274,7 +274,7 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 			return fmt.Errorf("listing pods: %w", err)
 		}
 		for i := range list.Items {
-			exist[pool.UID(list.Items[i].UID)] = true
+			exist[list.Items[i].UID] = true
 			s.setPod(cluster.PodOf(&list.Items[i]), true)
 		}
 		if list.Continue == "" {
@@ -303,5 +303,5 @@ func (c *follower) there(ctx context.Context, s *session, uid pool.UID) bool {
 	}
 	is := metadata("Pod")
 	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, is)
-	return err == nil && is.UID == types.UID(uid) || err != nil && !apierrors.IsNotFound(err)
+	return err == nil && is.UID == uid || err != nil && !apierrors.IsNotFound(err)
 }

@@ -65,7 +65,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 		if got := c.line.pods(); len(got) != 1 {
 			t.Fatalf("a new pod has %d looked at", len(got))
 		}
-		waits(pool.UID(pod.GetUID()))
+		waits(pod.GetUID())
 		if got := c.line.pods(); len(got) != 0 {
 			t.Fatalf("a pod that waits has %d looked at", len(got))
 		}

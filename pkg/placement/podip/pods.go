@@ -94,14 +94,14 @@ func (c *Claimer) Claim(ctx context.Context, pod *cluster.Pod) (*Claim, error) {
 	switch {
 	case gated && problem != nil:
 		return waits(home.ReasonInvalidAnnotation, problem.Error()), nil
-	case known == nil, known.Ending, known.Over:
+	case known == nil, known.Ending, known.Terminal:
 		if gated { // it is woken once there is a Book, or its end is seen
 			return &Claim{}, nil
 		}
 		return nil, nil
-	case !gated && known.Has != nil && known.Node == "":
+	case !gated && known.Assigned != nil && known.Node == "":
 		return c.endBarren(ctx, s, core, known)
-	case !gated && (known.Has != nil || known.Node == ""): // the scheduler does not wait for the controller
+	case !gated && (known.Assigned != nil || known.Node == ""): // the scheduler does not wait for the controller
 		return nil, nil
 	case problem != nil:
 		return waits(home.ReasonInvalidAnnotation, problem.Error()), nil
@@ -156,8 +156,8 @@ func (c *Claimer) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error)
 	case c.served == serving:
 		asks, byDefault = pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true
 	}
-	if s := c.session; !asks && s != nil && s.book.Pod(pool.UID(pod.UID)) != nil {
-		s.book.StopWaiting(pool.UID(pod.UID))
+	if s := c.session; !asks && s != nil && s.book.Pod(pod.UID) != nil {
+		s.book.StopWaiting(pod.UID)
 	}
 	return asks, byDefault, nil
 }
@@ -178,7 +178,7 @@ func (c *Claimer) lacking() string {
 // observe puts a pod in as the cache has it, and returns what is known of it then and what of its annotations is not
 // valid. The session is nil if nothing can be decided yet.
 func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, known *pool.Pod, problem error) {
-	uid := pool.UID(pod.GetUID())
+	uid := pod.GetUID()
 	c.mu.Lock()
 	s = c.session
 	if s == nil || !s.ready || s.book.Stale() {
@@ -203,7 +203,7 @@ func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, kn
 
 // plan claims the addresses of a pod. What else is due, such as to ask the nodes, is done at once.
 func (c *Claimer) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim, error) {
-	uid, gated := pool.UID(pod.UID), home.Gated(pod)
+	uid, gated := pod.UID, home.Gated(pod)
 	claim := &Claim{c: c, session: s, at: c.now()}
 	c.mu.Lock()
 	plan := s.book.Place(uid, claim.at)
@@ -305,7 +305,7 @@ func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, kn
 	if metav1.GetControllerOf(pod) == nil {
 		return nil, nil
 	}
-	for _, a := range known.Has {
+	for _, a := range known.Assigned {
 		c.mu.Lock()
 		back := slices.Contains(s.book.Barren(a.Last), known.UID)
 		c.unlock()

@@ -105,7 +105,7 @@ func (s *session) setPod(pod *cluster.Pod, listed bool) {
 // setPodLocked puts a pod in. A pod that was listed past the cache replaces any version that was known, which may be
 // the newer one after a restore, but does not override what has happened since.
 func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
-	uid := pool.UID(pod.GetUID())
+	uid := pod.GetUID()
 	was := s.book.Pod(uid)
 	in, spiderpool := s.c.namespaces[pod.GetNamespace()], s.c.words == serving
 	if was == nil && !asks(pod, in, spiderpool) && s.book.Given(uid) == nil {
@@ -124,15 +124,15 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	if above, ok := s.c.above[current.Workload.UID]; ok {
 		current.Workload = above
 	}
-	if err == nil && current.Has != nil && !s.vouchedLocked(&current, core) {
-		current.Has = nil
+	if err == nil && current.Assigned != nil && !s.vouchedLocked(&current, core) {
+		current.Assigned = nil
 		err = invalid(stayputv1alpha1.AnnotationAddresses, "the controller has not written it: delete the pod and create it "+
 			"again without it")
 	}
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err
 	}
-	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; says && current.Has == nil {
+	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; says && current.Assigned == nil {
 		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(current)
@@ -146,12 +146,12 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 // is, or are the pod's by a PodIP. What was written while there was no guard says nothing. Of a pod that is known, what
 // is known stands.
 func (s *session) vouchedLocked(is *pool.Pod, core *corev1.Pod) bool {
-	if was := s.book.Pod(is.UID); was != nil && slices.EqualFunc(was.Has, is.Has, same) && was.Has != nil {
+	if was := s.book.Pod(is.UID); was != nil && slices.EqualFunc(was.Assigned, is.Assigned, same) && was.Assigned != nil {
 		return true
 	}
 	var guards []struct{ Guard string }
 	err := json.Unmarshal([]byte(core.Annotations[stayputv1alpha1.AnnotationAddresses]), &guards)
-	for i, h := range is.Has {
+	for i, h := range is.Assigned {
 		named := err == nil && s.c.guard != "" && guards[i].Guard == s.c.guard
 		if ip := s.book.PodIP(h.Prefix.Addr()); !named && (ip == nil || ip.PodUID != is.UID) {
 			return false

@@ -19,7 +19,6 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
-	"github.com/stayput/stayput/pkg/pool"
 )
 
 const ippool = "ipam.spidernet.io/ippool"
@@ -290,7 +289,7 @@ func TestAnAdoptedAddressIsItsPods(t *testing.T) {
 	if _, has := a.pod(t, "web-0"); has != nil {
 		t.Errorf("it is told %v while its words do not count", has)
 	}
-	if p := c.session.book.Pod(pool.UID(old.UID)); p == nil || p.Node != "node-1" {
+	if p := c.session.book.Pod(old.UID); p == nil || p.Node != "node-1" {
 		t.Errorf("of the pod is known %+v", p)
 	}
 	for name, want := range map[string]string{"web-1": "10.6.168.106", "web-2": ""} {
@@ -332,7 +331,7 @@ func TestWhatComesLaterFindsWhatWasThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if c.session.book.Pod(pool.UID(old.UID)) == nil {
+	if c.session.book.Pod(old.UID) == nil {
 		t.Error("the pod of an adopted address is not known")
 	}
 	if err := c.feeds[0].Delete(aPool("blue", "10.6.168.105-10.6.168.106")); err != nil {

@@ -81,9 +81,10 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 	case pool.UpdateIP:
 		return c.updateIP(ctx, s, w.PodIP)
 	case pool.StatusIP:
-		return c.patchStatus(ctx, s, w.PodIP, map[string]any{"phase": string(w.PodIP.Phase), "podUID": string(w.PodIP.Of),
-			"nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since), "conflict": nil,
-			"podCIDR": nil})
+		return c.patchStatus(ctx, s, w.PodIP, map[string]any{"phase": string(w.PodIP.Phase),
+			"podUID": string(w.PodIP.StatusUID), "nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since),
+			"conflict": nil,
+			"podCIDR":  nil})
 	case pool.DeleteIP:
 		uid := types.UID(w.PodIP.UID)
 		err := c.client.Delete(ctx,
@@ -101,7 +102,7 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 		}
 		s.notePlaced(w)
 	case pool.EndPod:
-		uid := types.UID(w.UID)
+		uid := w.UID
 		err := c.client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}},
 			client.Preconditions{UID: &uid})
 		if err != nil {
@@ -192,7 +193,7 @@ type vouched struct {
 
 // placePod tells a pod its addresses and lets it go, in one patch.
 func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
-	if pod == nil || pod.UID != types.UID(w.UID) || pod.ResourceVersion != w.Version {
+	if pod == nil || pod.UID != w.UID || pod.ResourceVersion != w.Version {
 		return conflict("pods", w.Name)
 	}
 	c.mu.Lock()
