@@ -102,6 +102,7 @@ func reports(podIP, status string) try {
 // attempts cover what the policies decide; RBAC allows all of them.
 var attempts = func() []attempt {
 	const onlyTheController = "only stayput's controller may write the annotation stayput.io/addresses"
+	const onlyOneLabelled = "only the ConfigMap stayput-gated-workloads may have the label stayput.io/gated-workloads"
 	const onlyRelease = "of a RetainedIP only spec.release, labels and annotations may be changed"
 	many := ""
 	for i := range 65 {
@@ -257,10 +258,22 @@ var attempts = func() []attempt {
 			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
 		{"the controller applies its ConfigMap in a namespace without it", asController,
 			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType,
-				`{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads}, data: {workloads: "\n"}}`), ""},
+				`{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads, labels: {stayput.io/gated-workloads: ''}},
+				data: {workloads: "\n"}}`), ""},
 		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
 		{"the controller creates another ConfigMap", asController,
 			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write only the ConfigMap"},
+
+		// Parameters of the gate.
+		{"a user labels a ConfigMap as the gate's", asAdmin,
+			merge(cmKind, "settings", `{metadata: {labels: {stayput.io/gated-workloads: "x"}}}`), onlyOneLabelled},
+		{"a user creates a ConfigMap labelled as the gate's", asAdmin,
+			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: new, labels: {stayput.io/gated-workloads: ""}}}`),
+			onlyOneLabelled},
+		{"a user takes that label off", asAdmin,
+			merge(cmKind, "theirs/labelled", `{metadata: {labels: {stayput.io/gated-workloads: null}}}`), ""},
+		{"a user creates a ConfigMap with other labels", asAdmin,
+			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: new, labels: {a: b}}}`), ""},
 		{"the controller sets the workload of a RetainedIP, that its pod was scheduled, and releases it", asController,
 			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2},
 				spec: {release: Now, scheduled: pod/web-1, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}}`), ""},

@@ -107,7 +107,10 @@ func guardedWith(t *testing.T, policies bool) *guard {
 }
 
 func startGuard(ctx context.Context) (*guard, error) {
-	c, err := lab.StartCluster(ctx, lab.ClusterOptions{Nodes: 2})
+	c, err := lab.StartCluster(ctx, lab.ClusterOptions{
+		Nodes: 2, APIServerArgs: audited.APIServerArgs,
+		ControlFiles: map[string][]byte{auditPolicyFile: []byte(readsPolicy)},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -191,12 +194,16 @@ metadata: {name: unpooled, annotations: {ipam.spidernet.io/default-ipv4-ippool: 
 ---
 apiVersion: v1
 kind: ConfigMap
-metadata: {name: stayput-gated-workloads, namespace: guarded}
+metadata: {name: stayput-gated-workloads, namespace: guarded, labels: {stayput.io/gated-workloads: ""}}
 data: {workloads: "\nStatefulSet.apps.db\nStatefulSet.apps.kruise.io.queue\n"}
 ---
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: settings, namespace: guarded}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: labelled, namespace: theirs, labels: {stayput.io/gated-workloads: ""}}
 ---
 apiVersion: v1
 kind: Secret

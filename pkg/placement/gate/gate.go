@@ -23,6 +23,11 @@ import (
 // records them.
 const Workloads = "stayput-gated-workloads"
 
+// WorkloadsLabel is the label by which the admission policy finds that ConfigMap. Without it, as an earlier controller
+// wrote it, only the webhook does, and pods of recorded workloads start ungated until a leading controller, which does
+// so at its start, has added the label.
+const WorkloadsLabel = "stayput.io/gated-workloads"
+
 // WorkloadsKey is the one value of that ConfigMap, the parameter of the admission policy that gates the pods of
 // recorded workloads. The API server knows ConfigMaps from its start, unlike custom resources, and one object costs a
 // pod's creation the same however many workloads it names.

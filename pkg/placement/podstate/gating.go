@@ -159,7 +159,7 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 		return "", nil
 	}
 	lines := cm.Data[gate.WorkloadsKey]
-	if lines == "" {
+	if _, labelled := cm.Labels[gate.WorkloadsLabel]; lines == "" || !labelled {
 		lines = "nothing" // differs from anything that it should say
 	}
 	g.remember(namespace, lines)
@@ -178,7 +178,8 @@ func (g *gating) say(ctx context.Context, namespace, lines string) error {
 		return nil
 	}
 	err := g.client.Apply(ctx,
-		corev1ac.ConfigMap(gate.Workloads, namespace).WithData(map[string]string{gate.WorkloadsKey: lines}),
+		corev1ac.ConfigMap(gate.Workloads, namespace).WithLabels(map[string]string{gate.WorkloadsLabel: ""}).
+			WithData(map[string]string{gate.WorkloadsKey: lines}),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gate.Workloads, err)

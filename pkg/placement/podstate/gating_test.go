@@ -6,8 +6,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestPodsAreGatedThatAPersistentPodStateIsFor(t *testing.T) {
@@ -69,4 +75,23 @@ func TestTheGateIsSaidAgainIfStayputIsStillInstalled(t *testing.T) {
 		}
 		cancel()
 	})
+}
+
+// The policy finds ConfigMaps by their label, which earlier controllers did not write.
+func TestAConfigMapWithoutItsLabelIsWrittenAgain(t *testing.T) {
+	const lines = "\nStatefulSet.apps.web\n"
+	cm := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: gate.Workloads},
+		Data:       map[string]string{gate.WorkloadsKey: lines},
+	}
+	api := fake.NewClientBuilder().WithObjects(cm).Build()
+	g := &gating{client: api, live: api}
+	if is, err := g.says(t.Context(), "ns"); err != nil || is == lines {
+		t.Errorf("without the label it says %q, %v", is, err)
+	}
+	must.Do(t, g.say(t.Context(), "ns", lines))
+	g.forget("ns")
+	if is, err := g.says(t.Context(), "ns"); err != nil || is != lines {
+		t.Errorf("with the label it says %q, %v", is, err)
+	}
 }
