@@ -42,137 +42,134 @@ type facts struct {
 	unknown         []string
 }
 
+// gathering are facts that are being read.
+type gathering struct {
+	*facts
+	k *cluster
+}
+
 // lookPatience is how long the agents have to answer. A story without their ledgers is still one.
 const lookPatience = 15 * time.Second
 
 // gather reads all that is known of a pod, given its name or that of a RetainedIP.
 func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
-	f := &facts{
+	g := gathering{k: k, facts: &facts{
 		now: time.Now(), namespace: k.namespace, name: name,
 		looks: map[string]*inspection.Node{}, lookErrors: map[string]error{},
-	}
-	if err := f.findPod(ctx, k); err != nil {
+	}}
+	if err := g.findPod(ctx); err != nil {
 		return nil, err
 	}
-	f.workloads = workloadsOf(ctx, k, f.kept)
-	f.doubt("its workload", f.findWorkload(ctx, k))
-	f.doubt("the pools of its namespace", f.findPools(ctx, k))
-	f.doubt("PersistentPodStates", f.findRecord(ctx, k))
-	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
-		return nil, fmt.Errorf("pod %s in namespace %s does not exist, and no address is kept for it", f.name, f.namespace)
+	g.workloads = workloadsOf(ctx, k, g.kept)
+	g.doubt("its workload", g.findWorkload(ctx))
+	g.doubt("the pools of its namespace", g.findPools(ctx))
+	g.doubt("PersistentPodStates", g.findRecord(ctx))
+	if g.pod == nil && len(g.kept) == 0 && g.state == nil {
+		return nil, fmt.Errorf("pod %s in namespace %s does not exist, and no address is kept for it", g.name, g.namespace)
 	}
 	var nodes corev1.NodeList
-	f.doubt("the nodes", k.List(ctx, &nodes))
-	f.nodes = nodes.Items
+	g.doubt("the nodes", k.List(ctx, &nodes))
+	g.nodes = nodes.Items
 	var lease coordinationv1.Lease
 	err := k.Get(ctx, types.NamespacedName{Namespace: k.installation, Name: home.LeaseName}, &lease)
 	if err == nil {
-		f.lease = &lease
+		g.lease = &lease
 	}
-	f.doubt("whether a controller is the leader", err)
-	f.doubt("Events", f.findEvents(ctx, k))
-	f.askNodes(ctx, k.agents)
-	return f, nil
+	g.doubt("whether a controller is the leader", err)
+	g.doubt("Events", g.findEvents(ctx))
+	g.askNodes(ctx)
+	return g.facts, nil
 }
 
 // doubt notes what could not be read, if there is an error.
-func (f *facts) doubt(what string, err error) {
+func (g *gathering) doubt(what string, err error) {
 	if err != nil {
-		f.unknown = append(f.unknown, what+": "+err.Error())
+		g.unknown = append(g.unknown, what+": "+err.Error())
 	}
 }
 
 // findPod reads the pod, and what is kept under its name or identity. If there is none, the name may be that of a
 // RetainedIP or a PodIP, which has the pod's.
-func (f *facts) findPod(ctx context.Context, c client.Client) error {
+func (g *gathering) findPod(ctx context.Context) error {
 	var pod corev1.Pod
 	identity := ""
-	switch err := c.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: f.name}, &pod); {
+	switch err := g.k.Get(ctx, types.NamespacedName{Namespace: g.namespace, Name: g.name}, &pod); {
 	case err == nil:
-		f.pod, identity = &pod, pod.Annotations[stayputv1alpha1.AnnotationIdentity]
+		g.pod, identity = &pod, pod.Annotations[stayputv1alpha1.AnnotationIdentity]
 	case !apierrors.IsNotFound(err):
 		return err
 	}
-	all, unseen, err := keptIPs(ctx, c, f.namespace)
+	all, unseen, err := keptIPs(ctx, g.k, g.namespace)
 	if err != nil {
 		return err
 	}
 	for _, k := range all {
-		if f.pod == nil && k.GetName() == f.name && k.pod != f.name {
-			f.name = k.pod
-			return f.findPod(ctx, c)
+		if g.pod == nil && k.GetName() == g.name && k.pod != g.name {
+			g.name = k.pod
+			return g.findPod(ctx)
 		}
 	}
 	for _, k := range all {
-		if k.pod == f.name || identity != "" && k.identity == identity {
-			f.kept = append(f.kept, k)
+		if k.pod == g.name || identity != "" && k.identity == identity {
+			g.kept = append(g.kept, k)
 		}
 	}
-	f.doubt("addresses of pools", unseen)
+	g.doubt("addresses of pools", unseen)
 	return nil
 }
 
 // askNodes asks the agents of the pod's nodes for their ledgers.
-func (f *facts) askNodes(ctx context.Context, agents Agents) {
+func (g *gathering) askNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience)
 	defer cancel()
-	for _, node := range f.itsNodes() {
-		n, err := inspect(ctx, agents, node)
+	for _, node := range g.itsNodes() {
+		n, err := inspect(ctx, g.k.agents, node)
 		if err != nil {
-			f.lookErrors[node] = err
-			f.doubt("the ledger of node "+node, err)
+			g.lookErrors[node] = err
+			g.doubt("the ledger of node "+node, err)
 			continue
 		}
-		f.looks[node] = n
+		g.looks[node] = n
 	}
 }
 
 // itsNodes returns the node of the pod and those that keep addresses for it.
-func (f *facts) itsNodes() (all []string) {
-	if f.pod != nil && f.pod.Spec.NodeName != "" {
-		all = append(all, f.pod.Spec.NodeName)
+func (g *gathering) itsNodes() (all []string) {
+	if g.pod != nil && g.pod.Spec.NodeName != "" {
+		all = append(all, g.pod.Spec.NodeName)
 	}
-	for _, k := range f.kept {
-		if k.retainedIP() != nil && k.pod == f.name && !slices.Contains(all, k.node) {
+	for _, k := range g.kept {
+		if k.retainedIP() != nil && k.pod == g.name && !slices.Contains(all, k.node) {
 			all = append(all, k.node)
 		}
 	}
 	return all
 }
 
-// owner returns the controller of the pod.
-func (f *facts) owner() (home.Ref, bool) {
-	if f.pod == nil {
-		return home.Ref{}, false
-	}
-	owner, _, ok := home.OwnerOf(f.pod)
-	return owner, ok
-}
-
 // findWorkload reads the workload of the pod: of a pod that is gone the workload that it had, or the StatefulSet whose
 // pod its name says it is.
-func (f *facts) findWorkload(ctx context.Context, c client.Client) error {
-	for _, k := range f.kept {
-		if w := k.workload; w != nil && k.pod == f.name && f.workloads[w.UID] != nil {
-			f.workload = f.workloads[w.UID]
+func (g *gathering) findWorkload(ctx context.Context) error {
+	for _, k := range g.kept {
+		if w := k.workload; w != nil && k.pod == g.name && g.workloads[w.UID] != nil {
+			g.workload = g.workloads[w.UID]
 		}
 	}
-	if f.workload == nil {
-		stem, _, numbered := home.SplitOrdinal(f.name)
+	if g.workload == nil {
+		stem, _, numbered := home.SplitOrdinal(g.name)
 		owner := &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: stem}
-		if f.pod != nil {
-			owner = metav1.GetControllerOf(f.pod)
+		if g.pod != nil {
+			owner = metav1.GetControllerOf(g.pod)
 		}
-		if owner == nil || f.pod == nil && !numbered {
+		if owner == nil || g.pod == nil && !numbered {
 			return nil
 		}
 		o := object(owner.APIVersion, owner.Kind)
-		if err := c.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: owner.Name}, o); err != nil {
+		if err := g.k.Get(ctx, types.NamespacedName{Namespace: g.namespace, Name: owner.Name}, o); err != nil {
 			return client.IgnoreNotFound(err)
 		}
-		f.workload = o
+		g.workload = o
 	}
-	raw, found, err := unstructured.NestedMap(f.workload.Object, "spec", "template")
+	raw, found, err := unstructured.NestedMap(g.workload.Object, "spec", "template")
 	if err != nil || !found {
 		return err
 	}
@@ -180,21 +177,21 @@ func (f *facts) findWorkload(ctx context.Context, c client.Client) error {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &t); err != nil {
 		return fmt.Errorf("its pod template: %w", err)
 	}
-	f.template = &t
+	g.template = &t
 	return nil
 }
 
 // findRecord reads the PersistentPodState that the controller obeys for the workload or, if that is not known, a
 // PersistentPodState that records the pod.
-func (f *facts) findRecord(ctx context.Context, k client.Client) error {
+func (g *gathering) findRecord(ctx context.Context) error {
 	var list kruisev1alpha1.PersistentPodStateList
-	if err := k.List(ctx, &list, client.InNamespace(f.namespace)); err != nil {
+	if err := g.k.List(ctx, &list, client.InNamespace(g.namespace)); err != nil {
 		if meta.IsNoMatchError(err) {
 			return nil // the CRD is not installed: there are none
 		}
 		return err
 	}
-	f.state = f.recordAmong(list.Items)
+	g.state = g.recordAmong(list.Items)
 	return nil
 }
 
@@ -217,35 +214,35 @@ func refOf(w *unstructured.Unstructured) home.Ref {
 }
 
 // findEvents reads the Events of the pod, of what is kept for it, and of its workload if they name the pod.
-func (f *facts) findEvents(ctx context.Context, c client.Client) error {
-	about := map[types.NamespacedName]bool{{Namespace: f.namespace, Name: f.name}: true}
-	for _, k := range f.kept {
+func (g *gathering) findEvents(ctx context.Context) error {
+	about := map[types.NamespacedName]bool{{Namespace: g.namespace, Name: g.name}: true}
+	for _, k := range g.kept {
 		switch {
 		case k.podIP() != nil: // of no namespace: its Events are in the default one
 			about[types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: k.GetName()}] = true
-		case k.pod == f.name:
-			about[types.NamespacedName{Namespace: f.namespace, Name: k.GetName()}] = true
+		case k.pod == g.name:
+			about[types.NamespacedName{Namespace: g.namespace, Name: k.GetName()}] = true
 		}
 	}
-	if f.workload != nil {
-		about[types.NamespacedName{Namespace: f.namespace, Name: f.workload.GetName()}] = true
+	if g.workload != nil {
+		about[types.NamespacedName{Namespace: g.namespace, Name: g.workload.GetName()}] = true
 	}
 	for of := range about {
 		var list corev1.EventList
-		err := c.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingFields{"involvedObject.name": of.Name})
+		err := g.k.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingFields{"involvedObject.name": of.Name})
 		if err != nil {
 			return err
 		}
 		for _, e := range list.Items {
-			kind, workloads := e.InvolvedObject.Kind, f.workload != nil && e.InvolvedObject.Kind == f.workload.GetKind()
-			if (kind != "Pod" || e.InvolvedObject.Name != f.name) && kind != "RetainedIP" && kind != "PodIP" &&
-				(!workloads || !mentions(e.Message, f.name)) {
+			kind, workloads := e.InvolvedObject.Kind, g.workload != nil && e.InvolvedObject.Kind == g.workload.GetKind()
+			if (kind != "Pod" || e.InvolvedObject.Name != g.name) && kind != "RetainedIP" && kind != "PodIP" &&
+				(!workloads || !mentions(e.Message, g.name)) {
 				continue
 			}
-			f.events = append(f.events, e)
+			g.events = append(g.events, e)
 		}
 	}
-	slices.SortStableFunc(f.events, func(a, b corev1.Event) int { return happened(&a).Compare(happened(&b)) })
+	slices.SortStableFunc(g.events, func(a, b corev1.Event) int { return happened(&a).Compare(happened(&b)) })
 	return nil
 }
 

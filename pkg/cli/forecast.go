@@ -33,138 +33,144 @@ func (fc *Forecast) say(format string, args ...any) {
 	fc.Lines = append(fc.Lines, fmt.Sprintf(format, args...))
 }
 
+// outlook is a Forecast in the making.
+type outlook struct {
+	*facts
+	Forecast
+}
+
 // successor returns the pod that would be created, or why none of the name would be.
-func (f *facts) successor() (pod *corev1.Pod, none string) {
+func (o *outlook) successor() (pod *corev1.Pod, none string) {
 	switch {
-	case f.pod != nil && f.pod.Spec.NodeName == "":
-		return f.pod, ""
-	case f.template == nil && f.pod == nil:
+	case o.pod != nil && o.pod.Spec.NodeName == "":
+		return o.pod, ""
+	case o.template == nil && o.pod == nil:
 		return nil, "No known workload would create it."
-	case f.template == nil && metav1.GetControllerOf(f.pod) == nil:
+	case o.template == nil && metav1.GetControllerOf(o.pod) == nil:
 		return nil, "The pod is not re-created: it has no controller."
-	case f.template == nil:
-		return f.pod, ""
+	case o.template == nil:
+		return o.pod, ""
 	}
-	switch kind := f.workload.GetKind(); kind {
+	switch kind := o.workload.GetKind(); kind {
 	case "ReplicaSet", "Deployment", "ReplicationController", "Job", "DaemonSet":
-		if f.template.Annotations[stayputv1alpha1.AnnotationIdentity] == "" {
+		if o.template.Annotations[stayputv1alpha1.AnnotationIdentity] == "" {
 			return nil, fmt.Sprintf("%s %s creates a pod with another name, which inherits nothing from this pod. With the "+
-				"annotation %s it would share its addresses.", kind, f.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
+				"annotation %s it would share its addresses.", kind, o.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
 		}
 	default:
-		if wanted, known := wants(f.workload, f.name); known && !wanted {
+		if wanted, known := wants(o.workload, o.name); known && !wanted {
 			return nil, fmt.Sprintf("%s %s does not want a pod with this ordinal: "+
-				"it is not re-created until the workload is scaled up.", kind, f.workload.GetName())
+				"it is not re-created until the workload is scaled up.", kind, o.workload.GetName())
 		}
 	}
 	pod = &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: f.namespace, Name: f.name, Labels: f.template.Labels, Annotations: f.template.Annotations,
+			Namespace: o.namespace, Name: o.name, Labels: o.template.Labels, Annotations: o.template.Annotations,
 		},
-		Spec: f.template.Spec,
+		Spec: o.template.Spec,
 	}
-	if f.pod != nil {
-		pod.Spec.NodeName = f.pod.Spec.NodeName // on which it was last
+	if o.pod != nil {
+		pod.Spec.NodeName = o.pod.Spec.NodeName // on which it was last
 	}
 	return pod, ""
 }
 
 // forecast asks the controller's rules.
 func (f *facts) forecast() Forecast {
-	fc := Forecast{Title: "If it is deleted now", Outcome: "none"}
+	o := outlook{f, Forecast{Title: "If it is deleted now", Outcome: "none"}}
 	switch {
 	case f.pod == nil:
-		fc.Title = "If it is created now"
+		o.Title = "If it is created now"
 	case f.pod.Spec.NodeName == "":
-		fc.Title = "As things are now"
+		o.Title = "As things are now"
 	}
-	pod, none := f.successor()
-	if pod == nil {
-		fc.say("%s", none)
-		f.foretellKept(&fc)
-		return fc
-	}
-	if f.nodes == nil {
-		fc.Outcome = "unknown"
-		fc.say("Unknown: the nodes of the cluster cannot be listed.")
-		return fc
+	pod, none := o.successor()
+	switch {
+	case pod == nil:
+		o.say("%s", none)
+		o.foretellKept()
+		return o.Forecast
+	case f.nodes == nil:
+		o.Outcome = "unknown"
+		o.say("Unknown: the nodes of the cluster cannot be listed.")
+		return o.Forecast
 	}
 	if f.pod != nil && home.Annotated(f.pod.Annotations) != home.Annotated(pod.Annotations) {
-		fc.say("The pod template has changed since: this describes a pod created from the current template.")
+		o.say("The pod template has changed since: this describes a pod created from the current template.")
 	}
-	f.foretell(&fc, pod)
+	o.foretell(pod)
 	if why := f.leaderless(); why != "" && home.Annotated(pod.Annotations) {
-		fc.say("Before that it waits: %s.", why)
+		o.say("Before that it waits: %s.", why)
 	}
-	return fc
+	return o.Forecast
 }
 
 // foretell says what the controller would decide for the successor.
-func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
-	if f.asksPools != "" {
-		f.foretellPools(fc, pod)
+func (o *outlook) foretell(pod *corev1.Pod) {
+	if o.asksPools != "" {
+		o.foretellPools(pod)
 		return
 	}
-	kept := f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity])
+	kept := o.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity])
 	var ofNodes []*stayputv1alpha1.RetainedIP
 	for _, k := range kept {
 		if r := k.retainedIP(); r != nil {
 			ofNodes = append(ofNodes, r)
 		}
 	}
-	d, node := home.Foresee(f.now, pod, ofNodes, f.state, f.nodes)
-	fc.Outcome = string(d.Outcome)
+	d, node := home.Foresee(o.now, pod, ofNodes, o.state, o.nodes)
+	o.Outcome = string(d.Outcome)
 	var there *keptIP
 	for _, k := range kept {
-		if k.retainedIP() != nil && k.node == node && (there == nil || k.pod == f.name) {
+		if k.retainedIP() != nil && k.node == node && (there == nil || k.pod == o.name) {
 			there = k
 		}
 	}
 	who := "the new pod"
-	if f.pod != nil && f.pod.Spec.NodeName == "" {
+	if o.pod != nil && o.pod.Spec.NodeName == "" {
 		who = "the pod"
 	}
 	switch d.Outcome {
 	case home.OutcomeHome:
-		fc.Node = node
+		o.Node = node
 		name := strings.TrimPrefix(strings.Replace(d.Home, "nodes with ", "one with ", 1), "node ")
 		if !d.Affinity.Requires() {
-			fc.say("Node: preferably %s, but the scheduler may choose another one.", name)
-			f.foretellIP(fc, there)
+			o.say("Node: preferably %s, but the scheduler may choose another one.", name)
+			o.foretellIP(there)
 			break
 		}
-		fc.say("Node: %s, and no other node as long as it can take the pod.", name)
-		f.foretellIP(fc, there)
-		fc.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), "+
+		o.say("Node: %s, and no other node as long as it can take the pod.", name)
+		o.foretellIP(there)
+		o.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), "+
 			"then goes elsewhere with another IP.", who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
 	case home.OutcomeWait:
-		fc.Node = node
+		o.Node = node
 		wait := "until it can take the pod"
 		if d.Retry > 0 {
 			wait = "at most " + duration.HumanDuration(d.Retry)
 		}
-		fc.say("Node: its home, %s, %s: %s waits for it, gated, %s, then goes elsewhere.", d.Home, d.Reason, who, wait)
+		o.say("Node: its home, %s, %s: %s waits for it, gated, %s, then goes elsewhere.", d.Home, d.Reason, who, wait)
 		if there != nil {
-			fc.say("IP: %s if its home is back by then, otherwise another one. The old one still expires as scheduled.",
+			o.say("IP: %s if its home is back by then, otherwise another one. The old one still expires as scheduled.",
 				there.addresses())
 		}
 	case home.OutcomeElsewhere:
-		fc.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
-		fc.say("IP: another one.")
+		o.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
+		o.say("IP: another one.")
 	default:
-		fc.say("Node: any. No node keeps an address for it, and no node is recorded.")
-		fc.say("IP: any free address.")
-		if home.Annotated(pod.Annotations) && f.pod != nil && f.pod.Spec.NodeName != "" {
-			fc.say("The new pod requests a promise, which takes effect when it starts.")
+		o.say("Node: any. No node keeps an address for it, and no node is recorded.")
+		o.say("IP: any free address.")
+		if home.Annotated(pod.Annotations) && o.pod != nil && o.pod.Spec.NodeName != "" {
+			o.say("The new pod requests a promise, which takes effect when it starts.")
 		}
 	}
-	fc.Lines = append(fc.Lines, d.Notes...)
+	o.Lines = append(o.Lines, d.Notes...)
 }
 
 // keptFor returns what is kept for a shared identity, or without one for pods of the name.
-func (f *facts) keptFor(identity string) (kept []*keptIP) {
-	for _, k := range f.kept {
-		if k.identity == identity && (identity != "" || k.pod == f.name) {
+func (o *outlook) keptFor(identity string) (kept []*keptIP) {
+	for _, k := range o.kept {
+		if k.identity == identity && (identity != "" || k.pod == o.name) {
 			kept = append(kept, k)
 		}
 	}
@@ -172,16 +178,16 @@ func (f *facts) keptFor(identity string) (kept []*keptIP) {
 }
 
 // foretellIP says which address the successor gets at its home, where k is kept.
-func (f *facts) foretellIP(fc *Forecast, k *keptIP) {
+func (o *outlook) foretellIP(k *keptIP) {
 	if k == nil {
-		fc.say("IP: any free address there. None is kept for it.")
+		o.say("IP: any free address there. None is kept for it.")
 		return
 	}
-	if lost := f.outside(k); lost != "" {
-		fc.say("IP: another one. %s", lost)
+	if lost := k.outside(o.looks[k.node]); lost != "" {
+		o.say("IP: another one. %s", lost)
 		return
 	}
-	fc.IPs = k.ips
+	o.IPs = k.ips
 	end := "kept until " + k.expires
 	switch {
 	case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
@@ -192,15 +198,14 @@ func (f *facts) foretellIP(fc *Forecast, k *keptIP) {
 		end = "kept indefinitely"
 	}
 	ips := k.addresses()
-	if k.identity != "" && k.pod != f.name {
+	if k.identity != "" && k.pod != o.name {
 		ips += " or another one of identity " + k.identity
 	}
-	fc.say("IP: %s, %s.", ips, end)
+	o.say("IP: %s, %s.", ips, end)
 }
 
-// outside says that an address is lost because it has left the ranges of its network.
-func (f *facts) outside(k *keptIP) string {
-	n := f.looks[k.node]
+// outside says that an address is lost because it has left the ranges of its network on its node.
+func (k *keptIP) outside(n *inspection.Node) string {
 	if n == nil {
 		return ""
 	}
@@ -222,25 +227,25 @@ func (f *facts) outside(k *keptIP) string {
 }
 
 // foretellKept says what becomes of the addresses if no pod is created.
-func (f *facts) foretellKept(fc *Forecast) {
-	for _, k := range f.kept {
-		if k.pod != f.name {
+func (o *outlook) foretellKept() {
+	for _, k := range o.kept {
+		if k.pod != o.name {
 			continue
 		}
 		on := k.about()
-		switch at, left := k.until(f.now); {
+		switch at, left := k.until(o.now); {
 		case k.quarantine != nil, k.conflict != "", k.releasing:
-			fc.say("%s is %s.", on, k.reason(f.workloads))
+			o.say("%s is %s.", on, k.reason(o.workloads))
 		case k.retention == "" && !k.retained():
-			fc.say("%s is freed once the pod is gone.", on)
+			o.say("%s is freed once the pod is gone.", on)
 		case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
-			fc.say("%s is kept as long as its workload wants the pod.", on)
+			o.say("%s is kept as long as its workload wants the pod.", on)
 		case k.bound():
-			fc.say("%s is kept for %s: a pod of this name created within that time gets it.", on, k.retention)
+			o.say("%s is kept for %s: a pod of this name created within that time gets it.", on, k.retention)
 		case left == none:
-			fc.say("%s stays kept: %s.", on, k.reason(f.workloads))
+			o.say("%s stays kept: %s.", on, k.reason(o.workloads))
 		default:
-			fc.say("%s stays kept until %s (%s).", on, at, left)
+			o.say("%s stays kept until %s (%s).", on, at, left)
 		}
 	}
 }

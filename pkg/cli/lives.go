@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
@@ -52,7 +53,7 @@ func (f *facts) lives() []Life {
 	}
 	all := make([]Life, 0, len(byUID))
 	for _, l := range byUID {
-		f.inLedger(l)
+		l.inLedger(f.looks[l.Node])
 		all = append(all, *l)
 	}
 	slices.SortFunc(all, func(a, b Life) int {
@@ -175,9 +176,8 @@ func (l *Life) presentAs(p *corev1.Pod) {
 	}
 }
 
-// inLedger adds what the ledger of its node tells.
-func (f *facts) inLedger(l *Life) {
-	n := f.looks[l.Node]
+// inLedger adds what its node tells, which is nil if it does not.
+func (l *Life) inLedger(n *inspection.Node) {
 	if n == nil || l.Present {
 		return
 	}

@@ -125,32 +125,32 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 }
 
 // findPools finds out which pools the pod asks for, or its successor.
-func (f *facts) findPools(ctx context.Context, k client.Client) error {
-	value, own := f.annotations()[stayputv1alpha1.AnnotationPools]
-	if !own && f.countsSpiderpool() {
-		value, own = f.inSpiderpoolsWords()
+func (g *gathering) findPools(ctx context.Context) error {
+	value, own := g.annotations()[stayputv1alpha1.AnnotationPools]
+	if !own && g.countsSpiderpool() {
+		value, own = g.inSpiderpoolsWords()
 	}
-	if own || f.pod == nil && f.template == nil {
-		f.asksPools = value
+	if own || g.pod == nil && g.template == nil {
+		g.asksPools = value
 		return nil
 	}
-	if !f.hasPodIP() { // then it matters only if there are pools
-		if all, err := pools(ctx, k); err == nil && len(all) == 0 {
+	if !g.hasPodIP() { // then it matters only if there are pools
+		if all, err := pools(ctx, g.k); err == nil && len(all) == 0 {
 			return nil
 		}
 	}
 	var ns corev1.Namespace
-	err := k.Get(ctx, client.ObjectKey{Name: f.namespace}, &ns)
+	err := g.k.Get(ctx, client.ObjectKey{Name: g.namespace}, &ns)
 	if value, ok := ns.Annotations[stayputv1alpha1.AnnotationPools]; ok {
-		f.asksPools = value
-	} else if f.countsSpiderpool() {
+		g.asksPools = value
+	} else if g.countsSpiderpool() {
 		var all []string
 		for _, key := range []string{annotationDefaultV4, annotationDefaultV6} {
 			if value := ns.Annotations[key]; value != "" {
 				all = append(all, value)
 			}
 		}
-		f.asksPools = strings.Join(all, " ")
+		g.asksPools = strings.Join(all, " ")
 	}
 	return client.IgnoreNotFound(err)
 }
@@ -192,41 +192,41 @@ func (f *facts) whyNoneOfPools() string {
 }
 
 // foretellPools says which node and which addresses of pools the successor would have.
-func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
-	d, node := home.Foresee(f.now, pod, nil, f.state, f.nodes)
-	fc.Outcome = string(d.Outcome)
+func (o *outlook) foretellPools(pod *corev1.Pod) {
+	d, node := home.Foresee(o.now, pod, nil, o.state, o.nodes)
+	o.Outcome = string(d.Outcome)
 	switch d.Outcome {
 	case home.OutcomeHome:
-		fc.Node = node
-		fc.say("Node: %s, recorded by its PersistentPodState.", d.Home)
+		o.Node = node
+		o.say("Node: %s, recorded by its PersistentPodState.", d.Home)
 	case home.OutcomeWait:
-		fc.Node = node
-		fc.say("Node: its home, %s, %s: it waits for it.", d.Home, d.Reason)
+		o.Node = node
+		o.say("Node: its home, %s, %s: it waits for it.", d.Home, d.Reason)
 	case home.OutcomeElsewhere:
-		fc.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
+		o.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
 	default:
-		fc.say("Node: any node that its pools select.")
+		o.say("Node: any node that its pools select.")
 	}
 	mine := 0
-	for _, k := range f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity]) {
+	for _, k := range o.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity]) {
 		if k.podIP() == nil {
 			continue
 		}
 		switch {
 		case k.retention == "" && !k.retained():
-			fc.say("IP: any free address. %s is freed once the pod is gone.", k.addresses())
+			o.say("IP: any free address. %s is freed once the pod is gone.", k.addresses())
 		case k.releasing || k.quarantine != nil:
-			fc.say("IP: %s", f.promiseOf(k))
+			o.say("IP: %s", o.promiseOf(k))
 		default:
-			fc.IPs = append(fc.IPs, k.addresses())
-			fc.say("IP: %s, once the node of its predecessor has reported that it is gone.", k.about())
+			o.IPs = append(o.IPs, k.addresses())
+			o.say("IP: %s, once the node of its predecessor has reported that it is gone.", k.about())
 		}
 		mine++
 	}
 	if mine == 0 {
-		fc.say("IP: any free address of its pools, %s.", f.asksPools)
+		o.say("IP: any free address of its pools, %s.", o.asksPools)
 	}
-	fc.Lines = append(fc.Lines, d.Notes...)
+	o.Lines = append(o.Lines, d.Notes...)
 }
 
 // writePodIPs lists the addresses of pools that pods have on a node, or had there last.

@@ -87,11 +87,12 @@ func (f *facts) story() *Story {
 		for _, ip := range f.pod.Status.PodIPs {
 			s.IPs = append(s.IPs, ip.IP)
 		}
+		if owner, _, ok := home.OwnerOf(f.pod); ok {
+			s.Workload = owner.Kind + "/" + owner.Name
+		}
 	}
 	if f.workload != nil {
 		s.Workload = f.workload.GetKind() + "/" + f.workload.GetName()
-	} else if owner, ok := f.owner(); ok {
-		s.Workload = owner.Kind + "/" + owner.Name
 	}
 	for _, k := range f.kept {
 		if k.podIP() != nil {
