@@ -37,34 +37,19 @@ type bookKeeper struct {
 }
 
 func (k *bookKeeper) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-k.now:
-		case <-timer.C:
-		}
+	k.now.Loop(ctx, minPause, func(bool) (next time.Duration, ends bool) {
 		k.beat.begin()
+		defer k.beat.end()
 		retry := k.endReleased()
-		next, ends := k.refresh()
+		next, ends = k.refresh()
 		if ends && next <= 0 || k.sweep.Swap(false) {
 			next, ends = k.expire()
 		}
-		k.beat.end()
-		timer.Stop()
 		if retry && (!ends || next > releaseRetry) {
 			next, ends = releaseRetry, true
 		}
-		if ends {
-			// Never at once: what cannot be expired is logged once a second at most.
-			timer.Reset(max(next, minPause))
-		}
-		if !wake.Pause(ctx, minPause) {
-			return
-		}
-	}
+		return max(next, minPause), ends // never at once: what cannot be expired is logged once a second at most
+	})
 }
 
 // refresh counts and publishes what is bound and retained. left is the time until the next expiry, if ends.

@@ -42,15 +42,7 @@ type reconciler struct {
 }
 
 func (r *reconciler) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.now:
-		case <-timer.C:
-		}
+	r.now.Loop(ctx, minPause, func(bool) (time.Duration, bool) {
 		r.beat.begin()
 		next := r.reconcileAndReport(ctx)
 		r.beat.end()
@@ -60,11 +52,8 @@ func (r *reconciler) run(ctx context.Context) {
 		if next > 0 {
 			wait = min(wait, max(next, minPause))
 		}
-		timer.Reset(wait)
-		if !wake.Pause(ctx, minPause) {
-			return
-		}
-	}
+		return wait, true
+	})
 }
 
 func (r *reconciler) reconcileAndReport(ctx context.Context) (next time.Duration) {

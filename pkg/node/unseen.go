@@ -47,30 +47,19 @@ const (
 )
 
 func (u *unseen) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	wait := unseenFirst
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-u.now:
-			wait = unseenFirst
-		case <-timer.C:
+	backoff := unseenFirst
+	// The pause: of pods that start together the list tells at once.
+	u.now.Loop(ctx, unseenFirst, func(woken bool) (wait time.Duration, waits bool) {
+		if woken {
+			backoff = unseenFirst
 		}
 		u.beat.begin()
-		waits := u.look(ctx)
-		u.beat.end()
-		timer.Stop()
-		if waits {
-			timer.Reset(wait)
-			wait = min(2*wait, unseenLast)
+		defer u.beat.end()
+		if waits = u.look(ctx); waits {
+			wait, backoff = backoff, min(2*backoff, unseenLast)
 		}
-		// Of pods that start together the list tells at once.
-		if !wake.Pause(ctx, unseenFirst) {
-			return
-		}
-	}
+		return wait, waits
+	})
 }
 
 // look tells of those sandboxes that the runtime lists by now. waits: some are left.

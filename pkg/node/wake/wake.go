@@ -20,6 +20,31 @@ func (s Signal) Up() {
 	}
 }
 
+// Loop calls do until ctx is done: at once, whenever s is up, and when the time is over that do returned last, if timed.
+// Between two calls it pauses at least for pause. woken says that s was up.
+func (s Signal) Loop(ctx context.Context, pause time.Duration, do func(woken bool) (next time.Duration, timed bool)) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		woken := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-s:
+			woken = true
+		case <-timer.C:
+		}
+		next, timed := do(woken)
+		timer.Stop()
+		if timed {
+			timer.Reset(next)
+		}
+		if !Pause(ctx, pause) {
+			return
+		}
+	}
+}
+
 // Pause waits for d, and returns false if ctx is done before.
 func Pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
