@@ -118,11 +118,20 @@ func (g *gathering) findPod(ctx context.Context) error {
 	return nil
 }
 
-// askNodes asks the agents of the pod's nodes for their ledgers.
+// askNodes asks the agents for their ledgers: of the node of the pod, and of those that keep addresses for it.
 func (g *gathering) askNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookPatience)
 	defer cancel()
-	for _, node := range g.itsNodes() {
+	var nodes []string
+	if g.pod != nil && g.pod.Spec.NodeName != "" {
+		nodes = append(nodes, g.pod.Spec.NodeName)
+	}
+	for _, k := range g.kept {
+		if k.retainedIP() != nil && k.pod == g.name && !slices.Contains(nodes, k.node) {
+			nodes = append(nodes, k.node)
+		}
+	}
+	for _, node := range nodes {
 		n, err := inspect(ctx, g.k.agents, node)
 		if err != nil {
 			g.lookErrors[node] = err
@@ -131,19 +140,6 @@ func (g *gathering) askNodes(ctx context.Context) {
 		}
 		g.looks[node] = n
 	}
-}
-
-// itsNodes returns the node of the pod and those that keep addresses for it.
-func (g *gathering) itsNodes() (all []string) {
-	if g.pod != nil && g.pod.Spec.NodeName != "" {
-		all = append(all, g.pod.Spec.NodeName)
-	}
-	for _, k := range g.kept {
-		if k.retainedIP() != nil && k.pod == g.name && !slices.Contains(all, k.node) {
-			all = append(all, k.node)
-		}
-	}
-	return all
 }
 
 // findWorkload reads the workload of the pod: of a pod that is gone the workload that it had, or the StatefulSet whose

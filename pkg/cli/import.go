@@ -272,21 +272,17 @@ func warnOfNoHome(ctx context.Context, k client.Client, items []inspection.Impor
 		if i.Action != inspection.ActionRetain && i.Action != inspection.ActionBind {
 			continue
 		}
+		kept := stayputv1alpha1.RetainedIP{Spec: stayputv1alpha1.RetainedIPSpec{PodName: i.Pod, NodeName: i.Node}}
 		var pod corev1.Pod
 		err := k.Get(ctx, types.NamespacedName{Namespace: i.Namespace, Name: i.Pod}, &pod)
 		switch {
 		case client.IgnoreNotFound(err) != nil:
 			i.Why += fmt.Sprintf("; unknown whether the pod is bound to node %s: %v", i.Node, err)
-		case err != nil || pod.Spec.NodeName != i.Node || home.Bound(&pod) != home.Claimant(promised(i)):
+		case err != nil || pod.Spec.NodeName != i.Node || home.Bound(&pod) != home.Claimant(&kept):
 			i.Why += fmt.Sprintf("; no pod of this name is bound to node %s: the node keeps the address, "+
 				"but the pod is not placed on it", i.Node)
 		}
 	}
-}
-
-// promised returns the part of the RetainedIP of an item that says what it is for.
-func promised(i *inspection.ImportItem) *stayputv1alpha1.RetainedIP {
-	return &stayputv1alpha1.RetainedIP{Spec: stayputv1alpha1.RetainedIPSpec{PodName: i.Pod, NodeName: i.Node}}
 }
 
 // importOn has a node take these items over or, if they are nil, what OpenKruise has reserved on it.

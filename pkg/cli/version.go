@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -44,20 +43,18 @@ namespace. kubectl stayput check compares the versions of the agents.`,
 				}
 			}
 			out := cmd.OutOrStdout()
-			return format.print(out, v, func() error { return v.write(out) })
+			return format.print(out, v, func() error {
+				_, err := fmt.Fprintf(out, "Client Version: %s\n", v.Client)
+				if err == nil && v.Installed != "" {
+					_, err = fmt.Fprintf(out, "Installed Version: %s\n", printable(v.Installed))
+				}
+				return err
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&clientOnly, "client", false, "Print only the version of this command, without querying a cluster")
 	format.addFlags(cmd)
 	return cmd
-}
-
-func (v versions) write(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "Client Version: %s\n", v.Client)
-	if err == nil && v.Installed != "" {
-		_, err = fmt.Fprintf(w, "Installed Version: %s\n", printable(v.Installed))
-	}
-	return err
 }
 
 // installedVersion is what the installation's ConfigMap says, which the chart labels as all that it makes.
