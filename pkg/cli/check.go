@@ -134,8 +134,8 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	line.say("checking the cluster ...")
 	r.add(checkCluster(ctx, c, c.installation, now, is)...)
 	if is.nodesOnly {
-		f := findings{check: "agents"}
-		r.add(f.orOK("no agents are installed (agent.enabled is false): pods keep their nodes, not their addresses")...)
+		r.add(finding("agents", LevelOK,
+			"no agents are installed (agent.enabled is false): pods keep their nodes, not their addresses", "")...)
 		return r, nil
 	}
 	r.add(compareVersions(looks)...)
@@ -238,6 +238,19 @@ func (f *findings) add(level Level, text, todo string) {
 
 func (f *findings) fail(text, todo string) { f.add(LevelFail, text, todo) }
 func (f *findings) warn(text, todo string) { f.add(LevelWarn, text, todo) }
+
+// finding returns the one finding of a check.
+func finding(check string, level Level, text, todo string) []Finding {
+	return []Finding{{Level: level, Check: check, Text: text, Todo: todo}}
+}
+
+// onNode says that the findings are about a node.
+func onNode(node string, all []Finding) []Finding {
+	for i := range all {
+		all[i].Node = node
+	}
+	return all
+}
 
 // orOK returns the findings. If there are none, it is that all is in order.
 func (f *findings) orOK(text string) []Finding {

@@ -207,10 +207,8 @@ func compareVersions(all []looked) []Finding {
 	for _, v := range slices.Sorted(maps.Keys(nodes)) {
 		s = append(s, fmt.Sprintf("%s on %s", v, strings.Join(firstOf(nodes[v], 5), ", ")))
 	}
-	f := findings{check: "versions"}
-	f.warn("agents of different versions are running: "+strings.Join(s, "; "),
+	return finding("versions", LevelWarn, "agents of different versions are running: "+strings.Join(s, "; "),
 		"unless an upgrade is in progress, check why the rollout of the DaemonSet stayput-agent is not complete")
-	return f.all
 }
 
 // checkShares finds the namespaces that have used up what the agents promise to one of them. Where the agent does not

@@ -20,17 +20,11 @@ import (
 
 // checkNode returns the findings of a node. clock is the API server's.
 func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
-	var all []Finding
 	if l.err != nil {
-		all = findUnreachable(node, l.err)
-	} else {
-		all = slices.Concat(findAgent(l.is), findCNI(l.is), findPlugin(l.is), findLedger(l.is), findRange(node, l.is),
-			findClock(l, clock))
+		return onNode(node.Name, findUnreachable(node, l.err))
 	}
-	for i := range all {
-		all[i].Node = node.Name
-	}
-	return all
+	return onNode(node.Name, slices.Concat(findAgent(l.is), findCNI(l.is), findPlugin(l.is), findLedger(l.is),
+		findRange(node, l.is), findClock(l, clock)))
 }
 
 func findUnreachable(node *corev1.Node, err error) []Finding {

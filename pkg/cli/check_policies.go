@@ -230,7 +230,6 @@ func policyVersion(binding *unstructured.Unstructured) string {
 // whether the API server applies v1beta1 policies, for which it has a feature gate, or reaches the webhook. It finds
 // nothing if it may not create pods, or another admission plugin refuses this one.
 func tryGate(ctx context.Context, k client.Client) []Finding {
-	f := findings{check: "gate"}
 	no, yes := false, true
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -251,11 +250,11 @@ func tryGate(ctx context.Context, k client.Client) []Finding {
 		},
 	}
 	if err := k.Create(ctx, pod, client.DryRunAll); err == nil && !home.Gated(pod) {
-		f.fail("a dry run shows that a new pod is not gated and can start anywhere",
+		return finding("gate", LevelFail, "a dry run shows that a new pod is not gated and can start anywhere",
 			"v1beta1 policies require the API server's feature gate MutatingAdmissionPolicy; a webhook requires a running "+
 				"controller, and that the API server can reach port 9443 of its pod")
 	}
-	return f.all
+	return nil
 }
 
 // nominatesHomes reports whether the controllers run with --nominate-homes.

@@ -65,15 +65,14 @@ const (
 )
 
 func findClock(l looked, server interval) []Finding {
-	f := findings{check: "clock"}
+	const check = "clock"
 	if l.is.Clock.Error != "" {
-		f.fail(l.is.Clock.Error,
+		return finding(check, LevelFail, l.is.Clock.Error,
 			"see the agent's log. Without the boot clock no retention on this node can expire")
-		return f.all
 	}
 	skew := between(l.is.Clock.Wall, l.from, l.to).minus(server)
 	if skew.Abs() <= skewWarn {
-		return f.orOK("agrees with the API server's")
+		return finding(check, LevelOK, "agrees with the API server's", "")
 	}
 	level, direction := LevelWarn, "ahead of"
 	if skew < 0 {
@@ -82,7 +81,6 @@ func findClock(l looked, server interval) []Finding {
 	if skew.Abs() > skewFail {
 		level = LevelFail
 	}
-	f.add(level, fmt.Sprintf("at least %s %s the API server's: after a reboot retentions end that much early or late",
-		duration.HumanDuration(skew.Abs()), direction), "synchronize it with NTP")
-	return f.all
+	return finding(check, level, fmt.Sprintf("at least %s %s the API server's: after a reboot retentions end that much "+
+		"early or late", duration.HumanDuration(skew.Abs()), direction), "synchronize it with NTP")
 }

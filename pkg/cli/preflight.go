@@ -274,20 +274,15 @@ func (s *surroundings) findings() []Finding {
 	for i := range s.nodes {
 		node := &s.nodes[i]
 		if node.Status.NodeInfo.OperatingSystem == "windows" {
-			f := findings{check: "system"}
-			f.warn("agents run only on Linux: pods on this node keep no addresses", "")
-			f.all[0].Node = node.Name
-			ofNodes = append(ofNodes, f.all...)
+			ofNodes = append(ofNodes, onNode(node.Name, finding("system", LevelWarn,
+				"agents run only on Linux: pods on this node keep no addresses", ""))...)
 			kept[never] = append(kept[never], node.Name)
 			continue
 		}
 		n := s.network(node)
 		kept[n.verdict] = append(kept[n.verdict], node.Name)
-		about := slices.Concat(findRuntime(node), findPlatform(node), findNetwork(n), s.findMultus(node))
-		for j := range about {
-			about[j].Node = node.Name
-		}
-		ofNodes = append(ofNodes, about...)
+		ofNodes = append(ofNodes, onNode(node.Name,
+			slices.Concat(findRuntime(node), findPlatform(node), findNetwork(n), s.findMultus(node)))...)
 	}
 	return slices.Concat(all, ofNodes, s.summary(kept))
 }
@@ -305,23 +300,24 @@ func (s *surroundings) findVersion() []Finding {
 }
 
 func (s *surroundings) findGate() []Finding {
-	f := findings{check: "gate"}
+	const check = "gate"
 	if s.gatePolicy == "" && s.apartOnEKS() {
-		f.warn("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from Kubernetes "+
-			"1.36 on), and the API server of EKS cannot reach pods of CNI plugins other than AWS's",
+		return finding(check, LevelWarn, "by a webhook of the controllers, since the API server has no "+
+			"MutatingAdmissionPolicies (from Kubernetes 1.36 on), and the API server of EKS cannot reach pods of "+
+			"CNI plugins other than AWS's",
 			"set controller.hostNetwork in the Helm chart")
-		return f.all
 	}
 	if s.gatePolicy == "" {
-		return f.orOK("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from " +
-			"Kubernetes 1.36 on): it must be able to reach these pods, and while no controller responds pods start ungated")
+		return finding(check, LevelOK, "by a webhook of the controllers, since the API server has no "+
+			"MutatingAdmissionPolicies (from Kubernetes 1.36 on): it must be able to reach these pods, and while no "+
+			"controller responds pods start ungated", "")
 	}
 	text := "by MutatingAdmissionPolicy " + s.gatePolicy
 	if s.gatePolicy != home.PolicyVersions[0] {
 		text += ", which the API server serves: it applies them only if its feature gate MutatingAdmissionPolicy is on. " +
 			"If it is not, set gate.mechanism to Webhook"
 	}
-	return f.orOK(text)
+	return finding(check, LevelOK, text, "")
 }
 
 // apartOnEKS reports whether these are nodes of EKS whose pods have addresses that its control plane does not know.
@@ -335,9 +331,8 @@ func (s *surroundings) findKruise() []Finding {
 	if !s.kruise {
 		return nil
 	}
-	f := findings{check: "OpenKruise"}
-	return f.orOK("it is running and continues to serve PersistentPodStates itself: " +
-		"without Helm, leave out deploy/persistentpodstates.yaml")
+	return finding("OpenKruise", LevelOK, "it is running and continues to serve PersistentPodStates itself: "+
+		"without Helm, leave out deploy/persistentpodstates.yaml", "")
 }
 
 func findRuntime(node *corev1.Node) []Finding {
@@ -362,7 +357,6 @@ func findRuntime(node *corev1.Node) []Finding {
 
 // findPlatform finds platforms that keep the runtime's socket or CNI's files elsewhere.
 func findPlatform(node *corev1.Node) []Finding {
-	f := findings{check: "platform"}
 	is, platform := node.Status.NodeInfo, ""
 	switch {
 	case strings.Contains(is.KubeletVersion, "+k3s"):
@@ -384,22 +378,20 @@ func findPlatform(node *corev1.Node) []Finding {
 	default:
 		return nil
 	}
-	f.add(LevelOK, platform+" uses a non-default socket or directories", "set platform: "+platform+" in the Helm chart")
-	return f.all
+	return finding("platform", LevelOK, platform+" uses a non-default socket or directories",
+		"set platform: "+platform+" in the Helm chart")
 }
 
 func findNetwork(n network) []Finding {
-	f := findings{check: "network"}
+	const check = "network"
 	switch n.verdict {
 	case keeps:
-		return f.orOK(n.name + " allocates addresses with host-local: pods can keep their addresses")
+		return finding(check, LevelOK, n.name+" allocates addresses with host-local: pods can keep their addresses", "")
 	case never:
-		f.fail(n.name+" "+n.why+": pods cannot keep their addresses",
+		return finding(check, LevelFail, n.name+" "+n.why+": pods cannot keep their addresses",
 			"install with agent.enabled=false: pods keep their nodes. See docs/networks.md")
-	case unsure:
-		f.warn(n.name+" "+n.why, "see docs/networks.md")
 	}
-	return f.all
+	return finding(check, LevelWarn, n.name+" "+n.why, "see docs/networks.md")
 }
 
 // findMultus says what multus needs: it has a copy of the network's configuration, made when its pod started.
@@ -407,10 +399,8 @@ func (s *surroundings) findMultus(node *corev1.Node) []Finding {
 	if !slices.ContainsFunc(s.networks[node.Name], func(name string) bool { return slices.Contains(multus, name) }) {
 		return nil
 	}
-	f := findings{check: "multus"}
-	f.add(LevelOK, "Multus delegates to that network", "once Stayput is installed, restart the Multus pod on each node; "+
-		"see docs/networks.md")
-	return f.all
+	return finding("multus", LevelOK, "Multus delegates to that network",
+		"once Stayput is installed, restart the Multus pod on each node; see docs/networks.md")
 }
 
 // summary says what pods would keep. kept are the nodes by whether pods can keep their addresses there.
