@@ -20,8 +20,8 @@ func (s Signal) Up() {
 	}
 }
 
-// Loop calls do until ctx is done: at once, whenever s is up, and when the time is over that do returned last, if timed.
-// Between two calls it pauses at least for pause. woken says that s was up.
+// Loop calls do until ctx is done: at once, whenever s is up, and after the time that do returned last, if timed.
+// Between two calls it waits at least for pause. woken says that s was up.
 func (s Signal) Loop(ctx context.Context, pause time.Duration, do func(woken bool) (next time.Duration, timed bool)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
