@@ -59,7 +59,7 @@ func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err er
 	defer s.end()
 	// 2. Ask the agent's files whether the pod may have addresses of pools.
 	if len(req.Pool) > 0 {
-		if err := s.admit(&req); err != nil {
+		if err := admit(req, s.mailbox, s.now.BootID); err != nil {
 			return nil, false, err
 		}
 	}

@@ -1,12 +1,7 @@
 package ledger
 
 import (
-	"errors"
-	"io/fs"
 	"net/netip"
-	"path/filepath"
-
-	"github.com/stayput/stayput/pkg/disk"
 )
 
 // apply carries out steps in their order. With undo a failure takes back what was done before it, from the
@@ -52,14 +47,9 @@ func (s *session) do(st step) error {
 	case setLast:
 		return s.writeLast(st.rangeSet, st.addr)
 	case putClaim:
-		if st.claim.Key.shared() {
-			if err := s.addToSet(st.claim.Key); err != nil {
-				return err
-			}
-		}
-		return s.writeClaim(st.claim)
+		return s.counting(st.claim.Key, 1, func() error { return s.writeClaim(st.claim) })
 	case dropClaim:
-		return s.removeClaim(st.was.Key)
+		return s.counting(st.was.Key, -1, func() error { return s.removeClaim(st.was.Key) })
 	case confirmClaim:
 		return s.confirmClaim(st.claim.Key)
 	case tellFreeing:
@@ -97,29 +87,13 @@ func (s *session) undo(st step) error {
 		return s.writeSlot(st.addr, st.was.raw)
 	case putClaim:
 		if st.was == nil {
-			return s.removeClaim(st.claim.Key)
+			return s.do(dropClaim{st.claim})
 		}
 		return s.do(putClaim{claim: st.was})
 	case dropClaim:
 		return s.do(putClaim{claim: st.was})
 	}
 	return nil
-}
-
-func (s *session) remove(path string) error {
-	if err := s.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// replace writes a file of the state directory that is whole at every moment, but not durable.
-func (s *session) replace(path string, data []byte) error {
-	tmp := s.inState(tempState)
-	if err := s.fs.WriteFile(tmp, data, modeState); err != nil {
-		return err
-	}
-	return s.fs.Rename(tmp, path)
 }
 
 // writeLast writes in place if it can: ext4 flushes a file that is truncated and written again, at ten times the cost.
@@ -134,92 +108,4 @@ func (s *session) writeLast(i int, a netip.Addr) error {
 		return s.fs.Overwrite(s.lastPath(i), text)
 	}
 	return s.fs.WriteFile(s.lastPath(i), text, modeHostLocal)
-}
-
-func (s *session) writeSlot(a netip.Addr, data []byte) error {
-	tmp := filepath.Join(s.dir, tempName)
-	if err := s.fs.WriteFile(tmp, data, modeOurs); err != nil {
-		return err
-	}
-	return s.fs.Rename(tmp, s.slotPath(a))
-}
-
-// replaceSlot writes the file of an address that has one. A rename over a file makes ext4 write the new content
-// out before it returns (auto_da_alloc), which takes longer than all the rest; an exchange does not, and
-// whether the content is on the disk is of no interest here.
-func (s *session) replaceSlot(a netip.Addr, data []byte) error {
-	tmp := filepath.Join(s.dir, tempName)
-	if err := s.fs.WriteFile(tmp, data, modeOurs); err != nil {
-		return err
-	}
-	err := s.fs.Exchange(tmp, s.slotPath(a))
-	switch {
-	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, fs.ErrNotExist):
-		return s.fs.Rename(tmp, s.slotPath(a))
-	case err != nil:
-		return err
-	}
-	_ = s.fs.Remove(tmp) // if not, it is written over
-	return nil
-}
-
-// writeClaim returns when the claim is durable: content first, then the name.
-func (s *session) writeClaim(c *Claim) error {
-	tmp := s.inState(tempState)
-	if err := s.fs.WriteFile(tmp, c.encode(), modeState); err != nil {
-		return err
-	}
-	if err := s.fs.SyncFile(tmp); err != nil {
-		return err
-	}
-	path := s.inState(claimsDir, c.Key.hash())
-	there := s.countable(c.Key)
-	if err := s.fs.Rename(tmp, path); err != nil {
-		return err
-	}
-	if !there {
-		s.change(func(n *counts) { n.add(c.Key.Namespace(), 1) })
-	}
-	return s.confirmClaim(c.Key)
-}
-
-// confirmClaim returns when the claim's name is durable, and remembers that in its mode.
-func (s *session) confirmClaim(k Key) error {
-	path := s.inState(claimsDir, k.hash())
-	if mode, err := s.fs.Mode(path); err != nil || mode == modeDurable {
-		return err
-	}
-	if err := s.fs.SyncDir(s.inState(claimsDir)); err != nil {
-		return err
-	}
-	return s.fs.Chmod(path, modeDurable)
-}
-
-func (s *session) removeClaim(k Key) error {
-	if k.shared() {
-		set := s.inState(setsDir, k.setHash())
-		if err := s.remove(filepath.Join(set, k.hash())); err != nil {
-			return err
-		}
-		_ = s.fs.RemoveDir(set) // fails while the set has other claims
-	}
-	there := s.countable(k)
-	if err := s.remove(s.inState(claimsDir, k.hash())); err != nil {
-		return err
-	}
-	if there {
-		s.change(func(n *counts) { n.add(k.Namespace(), -1) })
-	}
-	return s.fs.SyncDir(s.inState(claimsDir))
-}
-
-func (s *session) addToSet(k Key) error {
-	path := s.inState(setsDir, k.setHash(), k.hash())
-	err := s.fs.WriteFile(path, nil, modeState)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = disk.MkdirAll(s.fs, filepath.Dir(path)); err == nil {
-			err = s.fs.WriteFile(path, nil, modeState)
-		}
-	}
-	return err
 }

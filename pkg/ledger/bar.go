@@ -29,15 +29,15 @@ func (o Options) Mailbox() mailbox.Box {
 
 // admit returns an error if the agent's files forbid that the pod gets these addresses. Under the lock: the agent takes
 // it after it has written such a file, and then sees what was given.
-func (s *session) admit(r *AddRequest) error {
-	barred, err := s.mailbox.Barred(r.Pod.UID)
+func admit(r AddRequest, said mailbox.Box, bootID string) error {
+	barred, err := said.Barred(r.Pod.UID)
 	switch {
 	case err != nil:
 		return err
 	case barred:
 		return fmt.Errorf("%w: %s (%s)", ErrBarred, r.Pod, r.Pod.UID)
 	}
-	confirmed, err := s.mailbox.Confirms(r.Pod.UID, r.PoolText, s.now.BootID)
+	confirmed, err := said.Confirms(r.Pod.UID, r.PoolText, bootID)
 	switch {
 	case err != nil:
 		return err

@@ -25,7 +25,7 @@ func (l *Ledger) Check() ([]error, error) {
 		return nil, err
 	}
 	if !s.trusted {
-		s.complete(p)
+		p.complete(s.net, s.now, s.liveness)
 	}
 	slots, byAtt := p.slots, p.entriesByAttachment()
 	var bad []error

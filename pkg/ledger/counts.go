@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"errors"
-	"io/fs"
 	"maps"
 	"math"
 	"slices"
@@ -92,6 +91,22 @@ func (p *picture) count(n *Network, now Instant) *counts {
 	return c
 }
 
+// countAfter counts what the files say after the steps of a scan or a rebuild, which were made from the picture.
+func (p *picture) countAfter(steps []step, n *Network, now Instant) *counts {
+	c := p.count(n, now)
+	for _, st := range steps {
+		switch st := st.(type) {
+		case putClaim:
+			if st.was == nil {
+				c.addClaim(st.claim, n)
+			}
+		case putSlot:
+			c.due = min(c.due, now.Boot) // it is not known for how long the address is retained
+		}
+	}
+	return c
+}
+
 func (c *counts) addClaim(cl *Claim, n *Network) {
 	c.add(cl.Key.Namespace(), 1)
 	for _, a := range cl.Addrs {
@@ -105,16 +120,6 @@ func (c *counts) add(ns string, n int) {
 	if c.of[ns] = max(0, c.of[ns]+n); c.of[ns] == 0 {
 		delete(c.of, ns)
 	}
-}
-
-// readCounts returns nil if the file is missing, as no command has counted yet, or cannot be read; missing tells the
-// two apart.
-func (s *session) readCounts() (c *counts, missing bool) {
-	b, err := s.fs.ReadFile(s.inState(countsName))
-	if err != nil {
-		return nil, errors.Is(err, fs.ErrNotExist)
-	}
-	return decodeCounts(b), false
 }
 
 // counts returns how many promises there are; errIncomplete if that is not known without a scan.
@@ -153,6 +158,18 @@ func (s *session) change(f func(*counts)) {
 	}
 }
 
+// counting writes or removes a claim, and counts n if that makes one more, or one less.
+func (s *session) counting(k Key, n int, write func() error) error {
+	there := s.countable(k)
+	if err := write(); err != nil {
+		return err // the counts are believed no more
+	}
+	if there == (n < 0) {
+		s.change(func(c *counts) { c.add(k.Namespace(), n) })
+	}
+	return nil
+}
+
 // countable reports whether there is a claim of that key which a count would find.
 func (s *session) countable(k Key) bool {
 	c, err := s.files.claim(k.hash())
@@ -160,36 +177,6 @@ func (s *session) countable(k Key) bool {
 		s.trusted = false
 	}
 	return c != nil
-}
-
-// countScanned counts after the steps of a scan or a rebuild.
-func (s *session) countScanned(p *picture, steps []step) {
-	c := p.count(s.net, s.now)
-	for _, st := range steps {
-		switch st := st.(type) {
-		case putClaim:
-			if st.was == nil {
-				c.addClaim(st.claim, s.net)
-			}
-		case putSlot:
-			c.due = min(c.due, s.now.Boot) // it is not known for how long the address is retained
-		}
-	}
-	s.counted = c
-}
-
-// writeCounts keeps the counts, before the stamp that vouches for them.
-func (s *session) writeCounts() error {
-	c := s.counted
-	if c == nil || !c.changed {
-		return nil
-	}
-	path := s.inState(countsName)
-	err := s.fs.Overwrite(path, c.encode())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = s.fs.WriteFile(path, c.encode(), modeState)
-	}
-	return err
 }
 
 // promised counts exactly what of a range set is promised, in all and to a namespace: what lies in it and is not over.

@@ -34,9 +34,9 @@
 // Every write is made under the lock. Reads (List, Check, Find, Undecided, Status) change nothing.
 //
 // A decision (add.go, del.go, adopt.go, expire.go) reads the book and returns steps; apply.go carries them out in their
-// order. Each step is atomic (a rename or an unlink), and the order is chosen so that each prefix is a state that the
-// next command understands; the decisions give the reason beside each order. At the first command of a boot rebuild.go
-// brings everything into agreement.
+// order, and write.go knows how a file is written. Each step is atomic (a rename or an unlink), and the order is chosen
+// so that each prefix is a state that the next command understands; the decisions give the reason beside each order. At
+// the first command of a boot rebuild.go brings everything into agreement.
 //
 // Only promises and their ends are made durable. A new or changed claim costs two fsyncs (its content, its name), and
 // an ADD that promises, restores or ends a promise one more, for the names of the address files: a power loss must not

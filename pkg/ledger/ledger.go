@@ -88,7 +88,7 @@ func (o *Options) setDefaults() {
 // Ledger is the book of one network. Its methods may be called from many goroutines and processes at once. Each says
 // whether it takes the network's lock, which it never holds longer than for one decision.
 type Ledger struct {
-	files
+	writer
 	net        *Network
 	configured bool // net comes from a CNI configuration
 	clock      Clock
@@ -112,8 +112,8 @@ func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 
 func newLedger(n *Network, o Options) *Ledger {
 	o.setDefaults()
-	l := &Ledger{files: files{fs: o.FS}, net: n, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
-	l.freeing, l.mailbox = o.Freeing, o.Mailbox()
+	l := &Ledger{writer: writer{files{fs: o.FS}}, net: n, clock: o.Clock, netns: o.Netns, sleep: o.Sleep}
+	l.patience, l.freeing, l.mailbox = o.Patience, o.Freeing, o.Mailbox()
 	if n.DataDir == "" {
 		n.DataDir = DefaultDataDir
 	}

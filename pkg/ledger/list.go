@@ -75,7 +75,7 @@ func (l *Ledger) view() (p *picture, now Instant, err error) {
 		p, err = s.picture()
 		if locked {
 			if err == nil {
-				s.complete(p)
+				p.complete(s.net, s.now, s.liveness)
 			}
 			s.unlock()
 		}
@@ -152,7 +152,7 @@ func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.complete(p)
+	p.complete(s.net, s.now, s.liveness)
 	return find(p, att)
 }
 

@@ -218,6 +218,16 @@ func (f *files) slotAndFile(a netip.Addr) (sl slot, err error) {
 	return sl, err
 }
 
+// readCounts returns nil if the file is missing, as no command has counted yet, or cannot be read; missing tells the
+// two apart.
+func (f *files) readCounts() (c *counts, missing bool) {
+	b, err := f.fs.ReadFile(f.inState(countsName))
+	if err != nil {
+		return nil, errors.Is(err, fs.ErrNotExist)
+	}
+	return decodeCounts(b), false
+}
+
 // result is what reading one file returned.
 type result[T any] struct {
 	is  T
@@ -375,6 +385,13 @@ func (p *picture) apply(steps []step) {
 	p.entries = slices.SortedFunc(maps.Values(entries), func(a, b *entry) int {
 		return strings.Compare(a.att.String(), b.att.String())
 	})
+}
+
+// complete makes the picture what a scan will make of the files.
+func (p *picture) complete(n *Network, now Instant, live func(Netns, string) Liveness) {
+	steps := scan(p, n, now, live)
+	p.ahead = len(steps) > 0
+	p.apply(steps)
 }
 
 func (p *picture) claimsByHash() map[string]*Claim {

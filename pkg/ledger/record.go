@@ -374,6 +374,9 @@ type stamp struct {
 // underWay stands for the modification time while a rebuild runs.
 const underWay = -2
 
+// ofAnotherBoot reports whether the stamp names a boot that has ended.
+func (s *stamp) ofAnotherBoot(now Instant) bool { return s.boot != "" && s.boot != now.BootID }
+
 func (s *stamp) encode() []byte {
 	var b strings.Builder
 	b.WriteString(s.boot + "\n" + strconv.FormatInt(s.mtime, 10))

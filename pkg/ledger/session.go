@@ -10,8 +10,8 @@ import (
 	"github.com/stayput/stayput/pkg/disk"
 )
 
-// session is one command's hold on a network: the lock is held from begin to end. It is the book that the command's
-// decision reads, and it carries out what was decided.
+// session is one command's hold on a network: the lock is held from begin to end. It knows how far the files can be
+// believed, so that it is the book that the command's decision reads, and it carries out what was decided.
 type session struct {
 	*Ledger
 	now    Instant
@@ -132,7 +132,7 @@ func (s *session) open() error {
 // end stamps the directory as this command leaves it and gives the lock back. A stamp that cannot be written costs
 // the next command a scan, nothing else.
 func (s *session) end() {
-	if s.touched && s.trusted && s.writeCounts() == nil {
+	if s.touched && s.trusted && s.writeCounts(s.counted) == nil {
 		mtime, err1 := s.fs.ChangeTime(s.dir)
 		state, err2 := s.stampState()
 		if err1 == nil && err2 == nil {
@@ -229,23 +229,13 @@ func (s *session) liveness(ns Netns, boot string) Liveness {
 	return liveness(s.netns, ns, boot, s.now)
 }
 
-// newBoot reports whether the marker names another boot.
-func (s *session) newBoot() bool { return s.stamp.boot != "" && s.stamp.boot != s.now.BootID }
-
 // picture reads everything. If a rebuild is due, the picture is what it will make of the files.
 func (s *session) picture() (*picture, error) {
 	p, err := s.files.picture()
 	if err == nil && s.due {
-		p.apply(rebuild(p, s.net, s.now, s.newBoot(), s.liveness))
+		p.apply(rebuild(p, s.net, s.now, s.stamp.ofAnotherBoot(s.now), s.liveness))
 	}
 	return p, err
-}
-
-// complete makes the picture what a scan will make of the files.
-func (s *session) complete(p *picture) {
-	steps := scan(p, s.net, s.now, s.liveness)
-	p.ahead = len(steps) > 0
-	p.apply(steps)
 }
 
 // scan completes the index and the claims from the address files, and removes what does not parse from the index.
@@ -281,14 +271,14 @@ func (s *session) agree(p *picture, steps []step) error {
 			}
 		}
 	}
-	s.countScanned(p, steps)
+	s.counted = p.countAfter(steps, s.net, s.now)
 	s.trusted, s.scanned, s.touched = true, true, true
 	return nil
 }
 
 // rebuild brings everything into agreement and writes the marker last.
 func (s *session) rebuild() error {
-	if err := s.markUnderWay(); err != nil {
+	if err := s.markUnderWay(s.stamp, s.now); err != nil {
 		return err
 	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir} {
@@ -308,7 +298,7 @@ func (s *session) rebuild() error {
 	if err := s.rebuildLasts(); err != nil {
 		return err
 	}
-	newBoot := s.newBoot()
+	newBoot := s.stamp.ofAnotherBoot(s.now)
 	s.stamp = stamp{}
 	if err := s.recordInfo(); err != nil {
 		return err
@@ -320,45 +310,7 @@ func (s *session) rebuild() error {
 	if err := s.agree(p, rebuild(p, s.net, s.now, newBoot, s.liveness)); err != nil {
 		return err
 	}
-	return s.writeMarker()
-}
-
-// removeTemps removes what a killed command left under the names that files are renamed from, so that what is written
-// next is a file of its own. A power loss can give a file that was written over its older content back, which is then
-// another address's; and a file system without a journal may have kept both names of a rename: writing to the old one
-// would write into the new one.
-func (s *session) removeTemps() error {
-	for _, tmp := range []string{filepath.Join(s.dir, tempName), s.inState(tempState)} {
-		if err := s.remove(tmp); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// markUnderWay makes a marker of this boot say that a rebuild has begun, so that a rebuild that is killed begins again.
-// The marker keeps naming the boot: after a power loss, what was bound in this boot is dead. A marker of an earlier
-// boot needs no change: it makes the next command rebuild anyway. The write is durable: if the rebuild is killed before
-// the marker at its end is durable, the next command takes that marker for durable.
-func (s *session) markUnderWay() error {
-	if s.newBoot() {
-		return nil
-	}
-	st := s.stamp
-	st.boot, st.mtime, st.first = s.now.BootID, underWay, s.now.began()
-	var err error
-	if s.stamp.boot == "" {
-		err = s.fs.WriteFile(s.marker(), st.encode(), modeState)
-	} else {
-		err = s.fs.Overwrite(s.marker(), st.encode())
-	}
-	if err == nil {
-		err = s.fs.SyncFile(s.marker())
-	}
-	if err != nil {
-		return err
-	}
-	return s.fs.SyncDir(s.dir)
+	return s.writeMarker(s.stamped(-1, nil))
 }
 
 // rebuildLasts makes a last_reserved_ip.N for every range set, which from now on must be there for as long as the
@@ -388,20 +340,4 @@ func (s *session) rebuildLasts() error {
 		}
 	}
 	return nil
-}
-
-// writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
-func (s *session) writeMarker() error {
-	st := s.stamped(-1, nil)
-	tmp := filepath.Join(s.dir, tempName)
-	if err := s.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
-		return err
-	}
-	if err := s.fs.SyncFile(tmp); err != nil {
-		return err
-	}
-	if err := s.fs.Rename(tmp, s.marker()); err != nil {
-		return err
-	}
-	return s.fs.SyncDir(s.dir)
 }

@@ -111,34 +111,6 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 	return freed, disk.RemoveAll(l.fs, l.state)
 }
 
-// forgetAll removes the state of a network that has no directory.
-func (l *Ledger) forgetAll() error {
-	if err := l.removeClaims(); err != nil {
-		return err
-	}
-	if err := disk.SyncAbsence(l.fs, l.dir); err != nil { // of its retained records
-		return err
-	}
-	return disk.RemoveAll(l.fs, l.state)
-}
-
-// removeClaims removes every claim, durably.
-func (l *Ledger) removeClaims() error {
-	dir := l.inState(claimsDir)
-	names, err := l.fs.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) { // the removal of the directory may not be durable yet
-		return disk.SyncAbsence(l.fs, dir)
-	} else if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := disk.RemoveAll(l.fs, filepath.Join(dir, name)); err != nil {
-			return err
-		}
-	}
-	return l.fs.SyncDir(dir)
-}
-
 // RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a
 // network without its description, and the directory itself. What is not of a ledger stays. So does a network that
 // still has a description, because it could not be uninstalled or is in use again: left says how many there are.
