@@ -269,7 +269,7 @@ func (a *adding) restore(h *holding) error {
 		return err
 	}
 	a.out.do(syncSlots{})
-	a.dropEnded(h)
+	a.out.dropEntries(h.ended)
 	return nil
 }
 
@@ -298,7 +298,7 @@ func (a *adding) takeOver(sibling *Claim, h *holding) error {
 		}
 	}
 	a.out.do(syncSlots{})
-	a.dropEnded(h)
+	a.out.dropEntries(h.ended)
 	return nil
 }
 
@@ -310,7 +310,7 @@ func (a *adding) takeOver(sibling *Claim, h *holding) error {
 // claim comes after the address files, since a claim on an address that is still free could see it given to another pod
 // before the next ADD of its owner.
 func (a *adding) allocate() error {
-	g, err := a.complete(a.nothing())
+	g, err := a.complete(nothing(len(a.net.Ranges)))
 	if err != nil {
 		return err
 	}
@@ -434,12 +434,6 @@ func (a *adding) restored(h *holding) {
 			Message: fmt.Sprintf("%v: outside the network's ranges (%s)", h.outside, a.net.Ranges)})
 	}
 	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(h.kept())})
-}
-
-func (a *adding) dropEnded(h *holding) {
-	for _, e := range h.ended {
-		a.out.do(dropEntry{e})
-	}
 }
 
 // event adds what the event of an ADD says of it.

@@ -23,10 +23,9 @@ func (h *holding) kept() []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(h.addrs), invalidAddr)
 }
 
-// nothing is what stands behind no claim.
-func (a *adding) nothing() *holding {
-	n := len(a.net.Ranges)
-	return &holding{addrs: make([]netip.Addr, n), slots: make([]slot, n)}
+// nothing is what stands behind no claim, in so many range sets.
+func nothing(sets int) *holding {
+	return &holding{addrs: make([]netip.Addr, sets), slots: make([]slot, sets)}
 }
 
 type loss struct {
@@ -51,7 +50,7 @@ func (h *holding) retained() bool {
 // assess finds out whether a claim's addresses can be given to the attachment. Those that are outside the ranges, as
 // those of a family that the network no longer has, do not keep it from the others.
 func (a *adding) assess(cl *Claim) (*holding, error) {
-	h := a.nothing()
+	h := nothing(len(a.net.Ranges))
 	for _, addr := range cl.Addrs {
 		i := slices.IndexFunc(a.net.Ranges, func(s RangeSet) bool { return s.allocatable(addr) })
 		if i < 0 || h.addrs[i].IsValid() {

@@ -83,14 +83,14 @@ func (a *adding) taken(s slot) string {
 
 // overdue reports whether an address is retained for longer than it was promised, and for how long, as a negative
 // duration: another pod may have it.
-func (a *adding) overdue(s slot) (left time.Duration, over bool) {
-	if s.state != slotRetained || !s.retained.expired(a.now) {
+func (t *decision) overdue(s slot) (left time.Duration, over bool) {
+	if s.state != slotRetained || !s.retained.expired(t.now) {
 		return 0, false
 	}
-	if _, err := a.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
+	if _, err := t.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
 		return 0, false // it may have another end
 	}
-	left, _ = s.retained.Expires(a.now)
+	left, _ = s.retained.Expires(t.now)
 	return left, true
 }
 

@@ -96,6 +96,12 @@ type outcome struct {
 
 func (o *outcome) do(s ...step) { o.steps = append(o.steps, s...) }
 
+func (o *outcome) dropEntries(ended []*entry) {
+	for _, e := range ended {
+		o.do(dropEntry{e})
+	}
+}
+
 func (o *outcome) result() *Result {
 	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
 }
