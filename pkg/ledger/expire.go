@@ -139,7 +139,7 @@ func (l *Ledger) Drop(a netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range claims.newer {
+	for _, c := range claims.newerClaims {
 		if slices.Contains(c.Addrs, a) {
 			return newerError(s.inState(claimsDir, c.Key.hash()), c.Version)
 		}

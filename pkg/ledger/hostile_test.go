@@ -186,7 +186,7 @@ func (w *world) killedAndForgotten(r *rand.Rand, pod string) {
 	if !hit {
 		return
 	}
-	for _, c := range claims.known {
+	for _, c := range claims.claims {
 		if p := w.promises[c.Key]; p == nil || w.expired(p) {
 			w.freed[c.Key] = true
 		}
@@ -272,7 +272,7 @@ func (w *world) hostLocalDel(att Attachment) {
 	delete(w.live, att)
 	delete(w.limbo, att)
 	left := false
-	for _, c := range claims.known {
+	for _, c := range claims.claims {
 		if !slices.ContainsFunc(freed, func(a netip.Addr) bool { return slices.Contains(c.Addrs, a) }) {
 			continue
 		}

@@ -28,7 +28,7 @@ func TestWhatAContainerLeftMovesToTheOneThatUsesIt(t *testing.T) {
 		if got, err := w.ledger().Find(from); err != nil || !slices.Equal(got, addrs) {
 			t.Errorf("%s has %v, %v", from, got, err)
 		}
-		if n, err := w.ledger().allClaims(); err != nil || len(n.known) != 0 {
+		if n, err := w.ledger().allClaims(); err != nil || len(n.claims) != 0 {
 			t.Errorf("there are claims %v, %v", n, err)
 		}
 		w.check()

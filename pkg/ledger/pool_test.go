@@ -213,8 +213,8 @@ func (w *world) addPooledSomewhere(r *rand.Rand) {
 	if !hit {
 		return
 	}
-	w.freed[key] = true              // killed when one of the addresses that it was promised was freed
-	for _, c := range claims.known { // overdue ones may have lost some of their addresses
+	w.freed[key] = true               // killed when one of the addresses that it was promised was freed
+	for _, c := range claims.claims { // overdue ones may have lost some of their addresses
 		if p := w.promises[c.Key]; p == nil || w.expired(p) {
 			w.freed[c.Key] = true
 		}

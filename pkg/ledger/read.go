@@ -263,33 +263,33 @@ func readAll[N, T any](names []N, read func(N) (T, error)) []result[T] {
 
 // claimFiles is what the claims of a network say.
 type claimFiles struct {
-	known   []*Claim        // in the order of their keys
-	newer   []*Claim        // of a newer version: only version, key and addresses are known
-	corrupt map[string]bool // hashes of those that do not parse
+	claims      []*Claim        // in the order of their keys
+	newerClaims []*Claim        // of a newer version: only version, key and addresses are known
+	corrupt     map[string]bool // hashes of those that do not parse
 }
 
 // allClaims fails with ErrNewer if a newer claim does not even name its owner.
-func (f *files) allClaims() (claims claimFiles, err error) {
-	claims.corrupt = map[string]bool{}
+func (f *files) allClaims() (all claimFiles, err error) {
+	all.corrupt = map[string]bool{}
 	names, err := f.names(f.inState(claimsDir))
 	if err != nil {
-		return claims, err
+		return all, err
 	}
 	for i, r := range readAll(names, f.claim) {
 		c, err := r.is, r.err
 		switch {
 		case errors.Is(err, ErrCorrupt):
-			claims.corrupt[names[i]] = true
+			all.corrupt[names[i]] = true
 		case errors.Is(err, ErrNewer) && c != nil:
-			claims.newer = append(claims.newer, c)
+			all.newerClaims = append(all.newerClaims, c)
 		case err != nil:
-			return claims, err
+			return all, err
 		case c != nil:
-			claims.known = append(claims.known, c)
+			all.claims = append(all.claims, c)
 		}
 	}
-	slices.SortFunc(claims.known, byKey)
-	return claims, nil
+	slices.SortFunc(all.claims, byKey)
+	return all, nil
 }
 
 func byKey(a, b *Claim) int {
@@ -299,13 +299,13 @@ func byKey(a, b *Claim) int {
 
 // indexFiles is what the index of a network says.
 type indexFiles struct {
-	known   []*entry         // in the order of their hashes
-	newer   map[string]error // of a newer version, by the hash of the attachment
-	corrupt []string         // names of those that do not parse
+	entries        []*entry         // in the order of their hashes
+	newerEntries   map[string]error // of a newer version, by the hash of the attachment
+	corruptEntries []string         // names of those that do not parse
 }
 
 func (f *files) allEntries() (index indexFiles, err error) {
-	index.newer = map[string]error{}
+	index.newerEntries = map[string]error{}
 	names, err := f.names(f.inState(indexDir))
 	if err != nil {
 		return index, err
@@ -314,13 +314,13 @@ func (f *files) allEntries() (index indexFiles, err error) {
 		e, err := r.is, r.err
 		switch {
 		case errors.Is(err, ErrNewer):
-			index.newer[names[i]] = err
+			index.newerEntries[names[i]] = err
 		case errors.Is(err, ErrCorrupt):
-			index.corrupt = append(index.corrupt, names[i])
+			index.corruptEntries = append(index.corruptEntries, names[i])
 		case err != nil:
 			return index, err
 		case e != nil:
-			index.known = append(index.known, e)
+			index.entries = append(index.entries, e)
 		}
 	}
 	return index, nil
@@ -328,16 +328,10 @@ func (f *files) allEntries() (index indexFiles, err error) {
 
 // picture is everything that the files of a network say.
 type picture struct {
-	slots          map[netip.Addr]slot
-	claims         []*Claim
-	corrupt        map[string]bool // hashes of claims that do not parse
-	entries        []*entry
-	corruptEntries []string // names of entries that do not parse
-	// What a newer version wrote: claims, with version, key and addresses alone, and entries by the hash of their
-	// attachment.
-	newerClaims  []*Claim
-	newerEntries map[string]error
-	ahead        bool // a scan has yet to make the files what entries and claims say
+	slots map[netip.Addr]slot
+	claimFiles
+	indexFiles
+	ahead bool // a scan has yet to make the files what entries and claims say
 }
 
 // picture reads entries after address files: without the lock, an attachment that has an address is in the index
@@ -348,16 +342,12 @@ func (f *files) picture() (*picture, error) {
 	if p.slots, err = f.allSlots(); err != nil {
 		return nil, err
 	}
-	index, err := f.allEntries()
-	if err != nil {
+	if p.indexFiles, err = f.allEntries(); err != nil {
 		return nil, err
 	}
-	p.entries, p.newerEntries, p.corruptEntries = index.known, index.newer, index.corrupt
-	claims, err := f.allClaims()
-	if err != nil {
+	if p.claimFiles, err = f.allClaims(); err != nil {
 		return nil, err
 	}
-	p.claims, p.newerClaims, p.corrupt = claims.known, claims.newer, claims.corrupt
 	return p, nil
 }
 

@@ -212,10 +212,10 @@ func (s *session) holder(att Attachment) (*entry, error) {
 
 func (s *session) holders(claim string) ([]*entry, error) {
 	index, err := s.allEntries()
-	if err == nil && (!s.trusted || len(index.corrupt) > 0) && !s.scanned {
+	if err == nil && (!s.trusted || len(index.corruptEntries) > 0) && !s.scanned {
 		err = errIncomplete
 	}
-	return slices.DeleteFunc(index.known, func(e *entry) bool { return e.claim != claim }), err
+	return slices.DeleteFunc(index.entries, func(e *entry) bool { return e.claim != claim }), err
 }
 
 func (s *session) last(i int) netip.Addr {

@@ -63,7 +63,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		return freed, err
 	}
 	byAtt := map[Attachment]*entry{}
-	for _, e := range index.known {
+	for _, e := range index.entries {
 		byAtt[e.att] = e
 	}
 	if err := s.removeClaims(); err != nil {

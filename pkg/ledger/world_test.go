@@ -435,7 +435,7 @@ func (w *world) explained() {
 			w.failf("address files: %v", err)
 		}
 		left := map[Key]bool{}
-		for _, c := range claims.known {
+		for _, c := range claims.claims {
 			left[c.Key] = true
 		}
 		for _, s := range slots {
@@ -445,7 +445,7 @@ func (w *world) explained() {
 		}
 		maps.DeleteFunc(w.freed, func(k Key, _ bool) bool { return !left[k] })
 	}
-	for _, c := range claims.known {
+	for _, c := range claims.claims {
 		if _, maybe := w.maybe[c.Key]; !maybe && w.promises[c.Key] == nil {
 			w.failf("I5: %v is promised to %s for no reason", c.Addrs, c.Key)
 		}
