@@ -232,7 +232,7 @@ func New(o Options) (*Agent, error) {
 			PromisedLimitPerNamespace: o.PromisedLimitPerNamespace, LongestRetention: o.LongestRetention,
 		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, PodCIDRs: a.podCIDRs,
-		Log: o.Log, Registry: o.Registry,
+		Log: o.Log, Registry: o.Registry, Errors: a.metrics.cniConfigErrors,
 		Publish: news.publish, Wrote: reconcileNow.Up, // the pods that run are stayput's from then on
 	})
 

@@ -36,20 +36,16 @@ type metrics struct {
 	hookDuration      *prometheus.HistogramVec
 	criUp             prometheus.Gauge
 	reconcileDuration prometheus.Histogram
-	reconcileErrors   prometheus.Counter
 	queueDropped      prometheus.Counter
 	suspects          prometheus.Gauge
 	held              prometheus.Gauge
 	leftovers         prometheus.Counter
-	policyErrors      prometheus.Counter
-	networkErrors     prometheus.Counter
-	expireErrors      prometheus.Counter
-	releaseErrors     prometheus.Counter
-	spoolErrors       prometheus.Counter
 	reportsLost       prometheus.Counter
 	announced         prometheus.Counter
 	connections       prometheus.Counter
-	peerErrors        prometheus.Counter
+
+	reconcileErrors, policyErrors, networkErrors, expireErrors prometheus.Counter
+	releaseErrors, spoolErrors, cniConfigErrors, peerErrors    prometheus.Counter
 }
 
 // newMetrics registers the metrics. Without NRI there is no metric of its connection: there is nothing to report.
@@ -64,6 +60,12 @@ func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return register.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
+	failures := register.NewCounterVec(prometheus.CounterOpts{
+		Name: "stayput_agent_errors_total",
+		Help: "Failures by operation: reconcile (in whole or in part), policy (to set a pod's), network (to read one), " +
+			"expire (retentions that are due), release (addresses; retried), spool (to read a plugin report), cni_config " +
+			"(to read or write it or the plugin's binary), peer (to announce an address or flush connections).",
+	}, []string{"operation"})
 	m := &metrics{
 		registry: r,
 		books:    newBookMetrics(r),
@@ -96,26 +98,26 @@ func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 			Name: "stayput_agent_reconcile_duration_seconds", Help: "Duration of reconciliations.",
 			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 30},
 		}),
-		reconcileErrors: counter("stayput_agent_reconcile_errors_total",
-			"Reconciliations that failed, in whole or in part."),
 		queueDropped: counter("stayput_agent_queue_dropped_total",
 			"Sandboxes dropped because the queue was full; the next reconciliation handles them."),
 		suspects: gauge("stayput_agent_leak_suspects",
 			"Attachments and unreadable files that hold an address without a sandbox in the runtime."),
 		held: gauge("stayput_agent_leak_suspects_held",
 			"Leak suspects not reclaimed after the grace period because their addresses are or may be in use."),
-		leftovers:     counter("stayput_agent_leftover_namespaces_removed_total", "Leftover network namespaces removed."),
-		policyErrors:  counter("stayput_agent_policy_errors_total", "Failures to set a pod's policy."),
-		networkErrors: counter("stayput_agent_network_errors_total", "Failures to read a network."),
-		expireErrors:  counter("stayput_agent_expire_errors_total", "Failures to expire retentions that are due."),
-		releaseErrors: counter("stayput_agent_release_errors_total", "Failures to release addresses; each is retried."),
-		spoolErrors:   counter("stayput_agent_spool_errors_total", "Failures to read a plugin report."),
+		leftovers: counter("stayput_agent_leftover_namespaces_removed_total", "Leftover network namespaces removed."),
 		reportsLost: counter("stayput_agent_reports_lost_total",
 			"Plugin reports lost because the spool overflowed while no agent was reading it."),
 		announced:   counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
 		connections: counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
-		peerErrors: counter("stayput_agent_peer_errors_total",
-			"Failures to announce an address or to flush connections."),
+
+		reconcileErrors: failures.WithLabelValues("reconcile"),
+		policyErrors:    failures.WithLabelValues("policy"),
+		networkErrors:   failures.WithLabelValues("network"),
+		expireErrors:    failures.WithLabelValues("expire"),
+		releaseErrors:   failures.WithLabelValues("release"),
+		spoolErrors:     failures.WithLabelValues("spool"),
+		cniConfigErrors: failures.WithLabelValues("cni_config"),
+		peerErrors:      failures.WithLabelValues("peer"),
 	}
 	if nri {
 		r.MustRegister(m.nriConnected)

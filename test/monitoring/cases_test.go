@@ -88,8 +88,8 @@ var cases = map[string]alertCase{
 			"get no promise of their address.",
 	},
 	"StayputCNIConfigurationErrors": {
-		fires: []string{`stayput_agent_cni_config_errors_total{instance="node-1"} = 0+1x40`},
-		quiet: []string{`stayput_agent_cni_config_errors_total{instance="node-1"} = 0x2 1x40`},
+		fires: []string{`stayput_agent_errors_total{instance="node-1",operation="cni_config"} = 0+1x40`},
+		quiet: []string{`stayput_agent_errors_total{instance="node-1",operation="cni_config"} = 0x2 1x40`},
 		after: "25m", labels: on(),
 		says: "For 15 minutes, stayput-agent on node-1 has failed to read or write the CNI configuration or the " +
 			"plugin's binary.",
@@ -102,8 +102,8 @@ var cases = map[string]alertCase{
 			"for 15 minutes: the disk is full, read-only or broken. Acknowledged promises stand; new ones may fail.",
 	},
 	"StayputReconciliationFails": {
-		fires: []string{`stayput_agent_reconcile_errors_total{instance="node-1"} = 0 0 0+0.2x80`},
-		quiet: []string{`stayput_agent_reconcile_errors_total{instance="node-1"} = 0x2 1x80`},
+		fires: []string{`stayput_agent_errors_total{instance="node-1",operation="reconcile"} = 0 0 0+0.2x80`},
+		quiet: []string{`stayput_agent_errors_total{instance="node-1",operation="reconcile"} = 0x2 1x80`},
 		after: "65m", labels: on(),
 		says: "6 reconciliations of stayput-agent on node-1 failed within 30 minutes. Leaked addresses stay until one " +
 			"succeeds.",
@@ -356,11 +356,11 @@ const (
 const placementErrors = `controller_runtime_reconcile_errors_total{instance="controller-1",job="stayput-controller",` +
 	`controller="placement"} = `
 
-// errors returns all error counters of the records; values are those of one.
+// errors returns the error counters of all operations on the records; values are those of one.
 func errors(values string) []string {
-	all := []string{`stayput_agent_policy_errors_total{instance="node-1"} = ` + values}
-	for _, what := range []string{"network", "expire", "release", "spool"} {
-		all = append(all, "stayput_agent_"+what+`_errors_total{instance="node-1"} = 0x80`)
+	all := []string{`stayput_agent_errors_total{instance="node-1",operation="policy"} = ` + values}
+	for _, operation := range []string{"network", "expire", "release", "spool"} {
+		all = append(all, `stayput_agent_errors_total{instance="node-1",operation="`+operation+`"} = 0x80`)
 	}
 	return all
 }

@@ -51,6 +51,8 @@ type Options struct {
 	Wrote    func()
 	Log      *slog.Logger
 	Registry prometheus.Registerer
+	// Errors counts failures to read or write the CNI configuration or the plugin's binary.
+	Errors prometheus.Counter
 }
 
 // Runtime is what the runtime says about its CNI configuration. It does not say the zero fields.
@@ -105,8 +107,8 @@ const (
 )
 
 type metrics struct {
-	config         *prometheus.GaugeVec
-	writes, errors prometheus.Counter
+	config *prometheus.GaugeVec
+	writes prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -119,12 +121,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "stayput_agent_cni_config_writes_total",
 			Help: "Writes and removals of the agent's CNI configuration; each makes the runtime reload.",
 		}),
-		errors: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "stayput_agent_cni_config_errors_total",
-			Help: "Failures to read or write the CNI configuration or the plugin's binary.",
-		}),
 	}
-	r.MustRegister(m.config, m.writes, m.errors)
+	r.MustRegister(m.config, m.writes)
 	return m
 }
 
@@ -262,7 +260,7 @@ func (k *Keeper) observe(ctx context.Context) (again time.Duration) {
 		return 0
 	}
 	if err != nil {
-		k.metrics.errors.Inc()
+		k.o.Errors.Inc()
 	}
 	k.mu.Lock()
 	was := k.status

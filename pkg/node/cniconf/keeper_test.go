@@ -70,6 +70,7 @@ func newConfWorld(t *testing.T) *confWorld {
 		ConfDir: w.conf, BinDir: w.bins, CacheDir: filepath.Join(w.dir, "cache"), Install: true, Plugin: binary,
 		Limits:   Limits{StateDir: filepath.Join(w.dir, "state")},
 		Interval: 1000 * time.Hour, Clock: nodetest.NewClock(), Registry: prometheus.NewRegistry(),
+		Errors:  prometheus.NewCounter(prometheus.CounterOpts{Name: "errors"}),
 		Runtime: func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
 		Publish: func(e ledger.Event) { w.said = append(w.said, e.Reason) }, Wrote: func() {},
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -359,7 +360,7 @@ func TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain(t *testing.T) {
 	if !strings.Contains(s.Message, "read-only") || w.own() != before {
 		t.Errorf("%+v, and\n%s", s, w.own())
 	}
-	if n := testutil.ToFloat64(w.k.metrics.errors); n != 1 {
+	if n := testutil.ToFloat64(w.o.Errors); n != 1 {
 		t.Errorf("counted %v", n)
 	}
 	must.Do(t, unix.Unmount(w.conf, 0))
