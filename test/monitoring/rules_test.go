@@ -1,10 +1,12 @@
 package monitoring
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -62,51 +64,179 @@ func TestAlertsAndRunbooksMatch(t *testing.T) {
 	}
 }
 
-// Every alert has one history in which it fires at the given time, and one in which it is quiet then.
-func TestAlertsFireOnlyWhenTheyShould(t *testing.T) {
+var (
+	valueVariable = regexp.MustCompile(`{{ \$value[^}]*}}`)
+	labelVariable = regexp.MustCompile(`{{ \$labels\.(\w+) }}`)
+)
+
+// expected is the alert as promtool expects it.
+func (a alert) expected(labels map[string]string, value string) map[string]any {
+	all := map[string]string{"severity": a.Labels["severity"]}
+	maps.Copy(all, labels)
+	says := valueVariable.ReplaceAllString(a.Annotations["description"], value)
+	says = labelVariable.ReplaceAllStringFunc(says, func(v string) string {
+		return labels[labelVariable.FindStringSubmatch(v)[1]]
+	})
+	return map[string]any{"exp_labels": all, "exp_annotations": map[string]string{
+		"summary": a.Annotations["summary"], "runbook_url": a.Annotations["runbook_url"], "description": says,
+	}}
+}
+
+// history is a test of promtool: at the given time these alerts fire, by name, and those without a value are quiet.
+func history(name, at string, series []string, fire map[string][]any) map[string]any {
+	input, want := []any{}, []any{}
+	for _, s := range series {
+		selector, values, _ := strings.Cut(s, " = ")
+		input = append(input, map[string]any{"series": selector, "values": values})
+	}
+	for _, alert := range slices.Sorted(maps.Keys(fire)) {
+		want = append(want, map[string]any{
+			"eval_time": at, "alertname": alert, "exp_alerts": append([]any{}, fire[alert]...),
+		})
+	}
+	return map[string]any{"name": name, "interval": "1m", "input_series": input, "alert_rule_test": want}
+}
+
+func testRules(t *testing.T, tests []any) {
+	t.Helper()
 	rules, err := filepath.Abs(rulesFile)
 	must.Do(t, err)
+	if out, err := promtool(t, map[string]any{
+		"rule_files": []string{rules}, "evaluation_interval": "1m", "tests": tests,
+	}, "test", "rules"); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// in returns these series of a cluster.
+func in(cluster string, series []string) (all []string) {
+	for _, s := range series {
+		all = append(all, strings.Replace(s, "{", `{cluster="`+cluster+`",`, 1))
+	}
+	return all
+}
+
+// Every alert has a history of its cause, in which it fires at the given time and no other alert does, and one of what
+// is no cause, in which it is quiet. If both happen in clusters with one Prometheus, it fires for the first.
+func TestAlertsFireForTheirCauseAndNoOther(t *testing.T) {
 	all := alerts(t)
 	for name := range cases {
 		if !slices.ContainsFunc(all, func(a alert) bool { return a.Alert == name }) {
 			t.Errorf("there is no alert %s", name)
 		}
 	}
+	var tests []any
 	for _, a := range all {
-		t.Run(a.Alert, func(t *testing.T) {
-			c, ok := cases[a.Alert]
-			if !ok {
-				t.Fatal("no case")
+		c, ok := cases[a.Alert]
+		if !ok {
+			t.Errorf("no case of %s", a.Alert)
+			continue
+		}
+		fire := map[string][]any{}
+		for _, other := range all {
+			if !slices.Contains(c.also, other.Alert) {
+				fire[other.Alert] = nil
 			}
-			says := c.says
-			if says == "" && !strings.Contains(a.Annotations["description"], "{{") {
-				says = a.Annotations["description"]
+		}
+		fire[a.Alert] = []any{a.expected(c.labels, c.value)}
+		ofCluster := map[string]string{"cluster": "a"}
+		maps.Copy(ofCluster, c.labels)
+		tests = append(tests, history(a.Alert+" fires", c.after, c.fires, fire),
+			history(a.Alert+" is quiet", c.after, c.quiet, map[string][]any{a.Alert: nil}),
+			history(a.Alert+" fires in one of two clusters", c.after, append(in("a", c.fires), in("b", c.quiet)...),
+				map[string][]any{a.Alert: {a.expected(ofCluster, c.value)}}))
+	}
+	testRules(t, tests)
+}
+
+// An API server that is away for 20 minutes is one page for 40 nodes, and one notice that says why.
+func TestAnOutageOfTheAPIServerIsOnePage(t *testing.T) {
+	var series []string
+	for i := range 40 {
+		node := fmt.Sprintf(`{instance="node-%d"`, i)
+		series = append(series,
+			"up"+node+`,job="stayput-agent"} = 1x40`,
+			"stayput_build_info"+node+`,component="agent",version="v1.0.0"} = 1x40`,
+			"stayput_agent_nri_connected"+node+"} = 1x40", "stayput_agent_cri_up"+node+"} = 1x40",
+			"stayput_agent_api_up"+node+"} = 1x9 0x30",
+			"stayput_agent_api_writes_total"+node+`,verb="apply",result="unreachable"} = 0x9 1+4x30`,
+			"stayput_agent_pool_failures_total"+node+`,part="watch"} = 0x9 1+6x30`,
+			"stayput_agent_pool_failures_total"+node+`,part="pod"} = 0x9 1+2x30`,
+			"stayput_agent_pool_answer_owed"+node+"} = 0x40",
+		)
+	}
+	for _, controller := range []string{"controller-1", "controller-2"} { // they restart, and wait for the lease
+		series = append(series,
+			`up{instance="`+controller+`",job="stayput-controller"} = 1x9 0 1 1 0 1 1 0 1 1 0 1 1 0 1 1 0 1x20`,
+			`stayput_build_info{instance="`+controller+`",component="controller",version="v1.0.0"} = 1x40`)
+	}
+	series = append(series, `stayput_controller_gated_pods{instance="controller-1",waiting="false"} = 0x9 stale`)
+	fire := map[string][]any{}
+	for _, a := range alerts(t) {
+		switch fire[a.Alert] = nil; a.Alert {
+		case "StayputNoControllerLeads":
+			fire[a.Alert] = []any{a.expected(nil, "")}
+		case "StayputAPIServerUnreachable":
+			fire[a.Alert] = []any{a.expected(nil, "40")}
+		}
+	}
+	testRules(t, []any{history("outage", "31m", series, fire)})
+}
+
+// A cluster whose nodes have no agents, since agent.enabled is false, does not miss them. Nor does one in which all
+// agents are updated, each down for two minutes and one after the other.
+func TestNoAlertFiresForAgentsThatAreNotWantedOrComeBackSoon(t *testing.T) {
+	nodeOnly := []string{
+		`up{instance="controller-1",job="stayput-controller"} = 1x430`,
+		`stayput_build_info{instance="controller-1",component="controller",version="v1.0.0"} = 1x430`,
+		`stayput_controller_gated_pods{instance="controller-1",waiting="false"} = 0x430`,
+	}
+	rollout := slices.Clone(nodeOnly)
+	for i := range 20 {
+		rollout = append(rollout, fmt.Sprintf(`up{instance="node-%d",job="stayput-agent"} = 1x%d 0 0 1x%d`, i, 2*i+1, 60-2*i),
+			fmt.Sprintf(`stayput_agent_api_up{instance="node-%d"} = 1x%d 0 0 1x%d`, i, 2*i+1, 60-2*i),
+			fmt.Sprintf(`stayput_build_info{instance="node-%d",component="agent",version="v1.0.0"} = 1x60`, i))
+	}
+	quiet := map[string][]any{}
+	for _, a := range alerts(t) {
+		quiet[a.Alert] = nil
+	}
+	testRules(t, []any{history("node-only", "7h", nodeOnly, quiet), history("rollout", "35m", rollout, quiet)})
+}
+
+// Clusters that share a Prometheus are told apart by every aggregation, and none hides that a series of another one is
+// absent.
+func TestRulesTellClustersApart(t *testing.T) {
+	aggregation := regexp.MustCompile(`\b(sum|count|min|max|avg|topk|group)\b\s*(by \(cluster[,)])?`)
+	rules, err := RuleQueries(rulesFile)
+	must.Do(t, err)
+	for _, q := range rules {
+		found := aggregation.FindAllStringSubmatch(q.Expr, -1)
+		if len(found) == 0 {
+			t.Errorf("%s aggregates nothing: one alert for each instance: %s", q.Where, q.Expr)
+		}
+		for _, f := range found {
+			if f[2] == "" {
+				t.Errorf("%s: want %s by (cluster, …): %s", q.Where, f[1], q.Expr)
 			}
-			labels := map[string]string{"severity": a.Labels["severity"]}
-			maps.Copy(labels, c.labels)
-			fires := map[string]any{
-				"exp_labels": labels,
-				"exp_annotations": map[string]string{
-					"summary": a.Annotations["summary"], "runbook_url": a.Annotations["runbook_url"], "description": says,
-				},
+		}
+		if strings.Contains(q.Expr, "absent(") {
+			t.Errorf("%s: absent() knows no clusters: %s", q.Where, q.Expr)
+		}
+		for _, f := range regexp.MustCompile(`\b(on|ignoring) \([^)]*\)`).FindAllString(q.Expr, -1) {
+			if !strings.HasPrefix(f, "on (cluster") {
+				t.Errorf("%s: want on (cluster, …), got %s", q.Where, f)
 			}
-			test := func(name string, series []string, expected ...any) map[string]any {
-				input := []any{}
-				for _, s := range series {
-					selector, values, _ := strings.Cut(s, " = ")
-					input = append(input, map[string]any{"series": selector, "values": values})
-				}
-				return map[string]any{"name": name, "interval": "1m", "input_series": input, "alert_rule_test": []any{
-					map[string]any{"eval_time": c.after, "alertname": a.Alert, "exp_alerts": append([]any{}, expected...)},
-				}}
-			}
-			out, err := promtool(t, map[string]any{
-				"rule_files": []string{rules}, "evaluation_interval": "1m",
-				"tests": []any{test("fires", c.fires, fires), test("is quiet", c.quiet)},
-			}, "test", "rules")
-			if err != nil {
-				t.Errorf("%v: %s", err, out)
-			}
-		})
+		}
+	}
+}
+
+// Only what is lost is reported at once.
+func TestAlertsWaitUnlessSomethingIsLost(t *testing.T) {
+	for _, a := range alerts(t) {
+		lost := a.Alert == "StayputRestoreMisses" || a.Alert == "StayputAddressNotConfigured"
+		if lost != (a.For == "") {
+			t.Errorf("%s: for %q", a.Alert, a.For)
+		}
 	}
 }
