@@ -240,6 +240,29 @@ var cases = map[string]alertCase{
 		after: "65m", value: "2",
 	},
 
+	"StayputErrorBudgetBurnsFast": {
+		fires: []string{missed + `0+1x120`, restored + `0+9x120`},
+		quiet: []string{
+			missed + `0x60 2x60`, restored + `0x120`, // all, but few
+			placed + `outcome="elsewhere"} = 0+1x120`, placed + `outcome="home"} = 0x120`,
+			gate + `_bucket{waited="false",le="5"} = 0+90x120`, gate + `_count{waited="false"} = 0+100x120`,
+			gate + `_bucket{waited="true",le="5"} = 0x120`, gate + `_count{waited="true"} = 0+100x120`,
+		},
+		after: "70m", labels: labels("slo", "restore"), value: "100.0",
+		also: []string{"StayputRestoreMisses", "StayputErrorBudgetBurnsSlowly"},
+	},
+	"StayputErrorBudgetBurnsSlowly": {
+		fires: []string{
+			gate + `_bucket{waited="false",le="5"} = 0+92x120`, gate + `_count{waited="false"} = 0+100x120`,
+		},
+		quiet: []string{
+			missed + `0x60 2x60`, restored + `0x120`,
+			placed + `outcome="elsewhere"} = 0+5x120`, placed + `outcome="home"} = 0+995x120`,
+			gate + `_bucket{waited="false",le="5"} = 0+995x120`, gate + `_count{waited="false"} = 0+1000x120`,
+		},
+		after: "70m", labels: labels("slo", "gate"), value: "8.0",
+	},
+
 	"StayputPoolNearlyFull": {
 		fires: []string{`stayput_controller_pool_used_addresses{instance="controller-1",pool="blue"} = 96x20`,
 			`stayput_controller_pool_addresses{instance="controller-1",pool="blue"} = 100x20`},
@@ -300,6 +323,10 @@ const (
 	controllerBuild = `stayput_build_info{instance="controller-1",component="controller",version="v1.0.0"}`
 	// leads is a controller that leads.
 	leads    = `stayput_controller_gated_pods{instance="controller-1",waiting="false"} = 0x80`
+	missed   = `stayput_restore_misses_total{instance="node-1",network="pods",reason="range_changed"} = `
+	restored = `stayput_restores_total{instance="node-1",network="pods"} = `
+	placed   = `stayput_controller_placements_total{instance="controller-1",`
+	gate     = `stayput_controller_gate_duration_seconds`
 	gatedAge = `stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",`
 	heldAge  = `stayput_controller_pool_oldest_held_address_age_seconds{instance="controller-1",`
 )

@@ -115,7 +115,7 @@ func TestMatchersFindsTheConditionsInAnExpression(t *testing.T) {
 }
 
 func TestRulesAndDashboardNameOnlyKnownMetrics(t *testing.T) {
-	known := regexp.MustCompile(`^(stayput_[a-z_]+|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
+	known := regexp.MustCompile(`^(stayput_[a-z_]+|cluster:stayput_slo_[a-z_]+:[a-z]+[0-9]+[a-z]|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
 	rules, err := RuleQueries(rulesFile)
 	must.Do(t, err)
 	for _, q := range append(rules, dashboard(t).Queries()...) {
