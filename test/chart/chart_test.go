@@ -1345,17 +1345,19 @@ func TestPodsAreScrapedByPortName(t *testing.T) {
 			t.Errorf("%s has no port metrics", name)
 		}
 	}
-	i := slices.IndexFunc(all, func(d Document) bool { return d.Kind == "ConfigMap" && d.Name == "stayput-dashboard" })
+	i := slices.IndexFunc(all, func(d Document) bool { return d.Kind == "ConfigMap" && d.Name == "stayput-dashboards" })
 	if i < 0 {
-		t.Fatal("no dashboard")
+		t.Fatal("no dashboards")
 	}
-	var dashboard corev1.ConfigMap
-	must.Do(t, yaml.Unmarshal([]byte(all[i].Text), &dashboard))
-	want, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "dashboard.json"))
-	must.Do(t, err)
-	if got := dashboard.Data["stayput.json"]; strings.TrimSpace(got) != strings.TrimSpace(string(want)) ||
-		!json.Valid([]byte(got)) {
-		t.Errorf("the dashboard is not the file: %.200q", got)
+	var dashboards corev1.ConfigMap
+	must.Do(t, yaml.Unmarshal([]byte(all[i].Text), &dashboards))
+	for _, name := range []string{"overview", "debug"} {
+		want, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "dashboards", name+".json"))
+		must.Do(t, err)
+		if got := dashboards.Data["stayput-"+name+".json"]; strings.TrimSpace(got) != strings.TrimSpace(string(want)) ||
+			!json.Valid([]byte(got)) {
+			t.Errorf("the dashboard %s is not the file: %.200q", name, got)
+		}
 	}
 	i = slices.IndexFunc(all, func(d Document) bool { return d.Kind == "PrometheusRule" })
 	if i < 0 {

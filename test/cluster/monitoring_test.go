@@ -20,7 +20,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// resting lists the counters of rules and dashboard that do not move in a healthy cluster, and the tests that move
+// resting lists the counters of rules and dashboards that do not move in a healthy cluster, and the tests that move
 // them.
 var resting = map[string]string{
 	`stayput_agent_errors_total{operation="policy"}`:     "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
@@ -287,14 +287,17 @@ func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
 	return names
 }
 
-// watched returns all queries of rules and dashboard.
+// watched returns all queries of rules and dashboards.
 func watched(t *testing.T) []monitoring.Query {
 	t.Helper()
 	rules, err := monitoring.RuleQueries("../../deploy/chart/files/rules.yaml")
 	must.Do(t, err)
-	dashboard, err := monitoring.ReadDashboard("../../deploy/chart/files/dashboard.json")
+	dashboards, err := monitoring.ReadDashboards("../../deploy/chart/files/dashboards")
 	must.Do(t, err)
-	return append(rules, dashboard.Queries()...)
+	for _, d := range dashboards {
+		rules = append(rules, d.Queries()...)
+	}
+	return rules
 }
 
 // forbid calls do while the controller has no rights; its open watches go on.

@@ -130,7 +130,7 @@ func monitors(t *testing.T) (monitor podMonitor, rules any) {
 
 // scrapeConfigs returns what the Prometheus operator makes of a PodMonitor: labels for the source of a series, followed
 // by the PodMonitor's own relabelings. Debian's Prometheus is built without the discovery of pods, so the labels that
-// discovery would add are added here.
+// discovery would add are added here, and the cluster's name, which comes from an operator.
 func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []any) {
 	t.Helper()
 	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t),
@@ -167,6 +167,7 @@ func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []
 			{SourceLabels: []string{"__meta_kubernetes_pod_name"}, TargetLabel: "pod"},
 			{TargetLabel: "job", Replacement: lab.SystemNamespace + "/stayput"},
 			{TargetLabel: "endpoint", Replacement: endpoint.Port},
+			{TargetLabel: "cluster", Replacement: "lab"},
 		}, endpoint.Relabelings...) {
 			relabelings = append(relabelings, r.config())
 		}

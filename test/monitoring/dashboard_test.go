@@ -10,16 +10,24 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-func dashboard(t *testing.T) *Dashboard {
+func dashboards(t *testing.T) map[string]*Dashboard {
 	t.Helper()
-	d, err := ReadDashboard(dashboardFile)
+	all, err := ReadDashboards(dashboardsDir)
 	must.Do(t, err)
-	return d
+	return all
+}
+
+func dashboardQueries(t *testing.T) (all []Query) {
+	t.Helper()
+	for _, d := range dashboards(t) {
+		all = append(all, d.Queries()...)
+	}
+	return all
 }
 
 func TestPromtoolAcceptsEveryDashboardQuery(t *testing.T) {
 	var rules []any
-	queries := dashboard(t).Queries()
+	queries := dashboardQueries(t)
 	for i, q := range queries {
 		if strings.Contains(q.Expr, "$") {
 			t.Errorf("%s: unknown variable: %s", q.Where, q.Expr)
@@ -29,7 +37,7 @@ func TestPromtoolAcceptsEveryDashboardQuery(t *testing.T) {
 	if len(rules) < 20 {
 		t.Fatalf("only %d queries were found", len(rules))
 	}
-	groups := map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}}
+	groups := map[string]any{"groups": []any{map[string]any{"name": "dashboards", "rules": rules}}}
 	if out, err := promtool(t, groups, "check", "rules"); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -40,8 +48,18 @@ func TestPromtoolAcceptsEveryDashboardQuery(t *testing.T) {
 	}
 }
 
-func TestTheDashboardIsWellFormed(t *testing.T) {
-	d := dashboard(t)
+func TestDashboardsAreWellFormed(t *testing.T) {
+	all := dashboards(t)
+	if len(all) != 2 || all["overview.json"].UID == all["debug.json"].UID {
+		t.Fatalf("want an overview and a dashboard for debugging: %v", all)
+	}
+	for _, d := range all {
+		wellFormed(t, d)
+	}
+}
+
+func wellFormed(t *testing.T, d *Dashboard) {
+	t.Helper()
 	if d.UID == "" || d.Title == "" || d.SchemaVersion < 39 {
 		t.Errorf("uid %q, title %q, schemaVersion %d", d.UID, d.Title, d.SchemaVersion)
 	}
@@ -49,7 +67,8 @@ func TestTheDashboardIsWellFormed(t *testing.T) {
 	for _, v := range d.Templating.List {
 		kinds[v.Name] = v.Type
 	}
-	if kinds["datasource"] != "datasource" || kinds["node"] != "query" || kinds["network"] != "query" {
+	if kinds["datasource"] != "datasource" || kinds["cluster"] != "query" || kinds["node"] != "query" ||
+		kinds["network"] != "query" {
 		t.Errorf("variables: %v", kinds)
 	}
 	ids := map[int]bool{}
@@ -75,6 +94,31 @@ func TestTheDashboardIsWellFormed(t *testing.T) {
 		}
 	}
 }
+
+// The overview is as large for a thousand nodes as for three, and each metric is of the chosen cluster.
+func TestTheOverviewNamesNoNodesAndEveryQueryItsCluster(t *testing.T) {
+	all := dashboards(t)
+	for _, p := range all["overview.json"].Panels {
+		for _, target := range p.Targets {
+			if strings.Contains(target.LegendFormat, "instance") {
+				t.Errorf("panel %q has a series for each node: %s", p.Title, target.Expr)
+			}
+		}
+	}
+	for _, d := range all {
+		for _, p := range d.Panels {
+			for _, target := range p.Targets {
+				names := len(metricUses.FindAllString(target.Expr, -1))
+				if names == 0 || strings.Count(target.Expr, `cluster=~"$cluster"`) != names {
+					t.Errorf("%s, panel %q: not all metrics are of the cluster: %s", d.Title, p.Title, target.Expr)
+				}
+			}
+		}
+	}
+}
+
+// metricUses matches the beginning of each selector.
+var metricUses = regexp.MustCompile(`\b(cluster:stayput_[a-z_]+:[a-z]+[0-9]+[a-z]|stayput_[a-z_]+|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)\{`)
 
 // Metric names are found without a parser; this covers the pitfalls.
 func TestMetricsFindsTheNamesInAnExpression(t *testing.T) {
@@ -114,11 +158,11 @@ func TestMatchersFindsTheConditionsInAnExpression(t *testing.T) {
 	}
 }
 
-func TestRulesAndDashboardNameOnlyKnownMetrics(t *testing.T) {
+func TestRulesAndDashboardsNameOnlyKnownMetrics(t *testing.T) {
 	known := regexp.MustCompile(`^(stayput_[a-z_]+|cluster:stayput_slo_[a-z_]+:[a-z]+[0-9]+[a-z]|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
 	rules, err := RuleQueries(rulesFile)
 	must.Do(t, err)
-	for _, q := range append(rules, dashboard(t).Queries()...) {
+	for _, q := range append(rules, dashboardQueries(t)...) {
 		names := q.Metrics()
 		if len(names) == 0 {
 			t.Errorf("%s names no metric: %s", q.Where, q.Expr)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 
 const (
 	rulesFile     = "../../deploy/chart/files/rules.yaml"
-	dashboardFile = "../../deploy/chart/files/dashboard.json"
+	dashboardsDir = "../../deploy/chart/files/dashboards"
 )
 
 // alert is an alerting rule, or a recording rule without the name of an alert.

@@ -1,5 +1,5 @@
 // Package monitoring reads the Prometheus and Grafana files in deploy/chart/files. Its tests check the rules and the
-// dashboard with the real promtool; test/cluster checks that a real Prometheus on a real cluster finds the metrics that
+// dashboards with the real promtool; test/cluster checks that a real Prometheus on a real cluster finds the metrics that
 // they name.
 package monitoring
 
@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,18 +16,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Query is an expression of a rule or of the dashboard, without Grafana's variables.
+// Query is an expression of a rule or of a dashboard, without Grafana's variables.
 type Query struct {
 	Where, Expr string
 }
 
-// Panel is a panel of the dashboard.
+// Panel is a panel of a dashboard.
 type Panel struct {
 	ID          int
 	Type, Title string
 	GridPos     struct{ X, Y, W, H int }
 	Datasource  *struct{ Type, UID string }
-	Targets     []struct{ RefID, Expr string }
+	Targets     []struct{ RefID, Expr, LegendFormat string }
 	Panels      []Panel // of a collapsed row
 }
 
@@ -43,31 +44,42 @@ type Dashboard struct {
 	}
 }
 
-// ReadDashboard reads dashboard.json.
-func ReadDashboard(file string) (*Dashboard, error) {
-	data, err := os.ReadFile(file)
+// ReadDashboards reads the dashboards in a directory, by the names of their files.
+func ReadDashboards(dir string) (map[string]*Dashboard, error) {
+	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dashboard{}
-	return d, json.Unmarshal(data, d)
+	all := map[string]*Dashboard{}
+	for _, f := range files {
+		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			return nil, err
+		}
+		d := &Dashboard{}
+		if err := json.Unmarshal(data, d); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Name(), err)
+		}
+		all[f.Name()] = d
+	}
+	return all, nil
 }
 
 // variables replaces Grafana's variables by a selection of everything.
 var variables = strings.NewReplacer("$__rate_interval", "5m", "$__interval", "1m", "$__range", "6h", "$node", ".*",
-	"$network", ".*")
+	"$network", ".*", "$cluster", ".*")
 
 // Queries returns the queries of all panels and variables.
 func (d *Dashboard) Queries() (all []Query) {
 	for _, p := range d.Panels {
 		for _, t := range p.Targets {
-			all = append(all, Query{fmt.Sprintf("panel %q, %s", p.Title, t.RefID), variables.Replace(t.Expr)})
+			all = append(all, Query{fmt.Sprintf("%s, panel %q, %s", d.Title, p.Title, t.RefID), variables.Replace(t.Expr)})
 		}
 	}
 	for _, v := range d.Templating.List {
 		if inner, ok := strings.CutPrefix(v.Definition, "label_values("); ok {
 			inner = inner[:strings.LastIndex(inner, ",")]
-			all = append(all, Query{"variable " + v.Name, variables.Replace(inner)})
+			all = append(all, Query{d.Title + ", variable " + v.Name, variables.Replace(inner)})
 		}
 	}
 	return all
