@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -236,6 +238,39 @@ func TestAlertsWaitUnlessSomethingIsLost(t *testing.T) {
 		lost := a.Alert == "StayputRestoreMisses" || a.Alert == "StayputAddressNotConfigured"
 		if lost != (a.For == "") {
 			t.Errorf("%s: for %q", a.Alert, a.For)
+		}
+	}
+}
+
+// Alerts that documentation tells how to keep quiet are there, and so are those that keep them quiet.
+func TestInhibitionsNameAlerts(t *testing.T) {
+	text, err := os.ReadFile("../../docs/operations.md")
+	must.Do(t, err)
+	_, example, _ := strings.Cut(string(text), "```yaml\ninhibit_rules:\n")
+	example, _, _ = strings.Cut(example, "```")
+	var rules []struct {
+		SourceMatchers []string `json:"source_matchers"`
+		TargetMatchers []string `json:"target_matchers"`
+		Equal          []string `json:"equal"`
+	}
+	must.Do(t, yaml.UnmarshalStrict([]byte(example), &rules))
+	names := map[string]bool{}
+	for _, a := range alerts(t) {
+		names[a.Alert] = true
+	}
+	if len(rules) < 5 {
+		t.Errorf("only %d inhibitions", len(rules))
+	}
+	for _, r := range rules {
+		if !slices.Contains(r.Equal, "cluster") || len(r.SourceMatchers) != 1 || len(r.TargetMatchers) != 1 {
+			t.Errorf("want one source and targets in the same cluster: %+v", r)
+		}
+		for _, m := range append(r.SourceMatchers, r.TargetMatchers...) {
+			for _, name := range regexp.MustCompile(`\bStayput\w+`).FindAllString(m, -1) {
+				if !names[name] {
+					t.Errorf("there is no alert %s: %s", name, m)
+				}
+			}
 		}
 	}
 }
