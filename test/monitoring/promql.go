@@ -1,6 +1,6 @@
 // Package monitoring reads the Prometheus and Grafana files in deploy/chart/files. Its tests check the rules and the
-// dashboards with the real promtool; test/cluster checks that a real Prometheus on a real cluster finds the metrics that
-// they name.
+// dashboards with the real promtool; test/cluster checks that a real Prometheus on a real cluster finds the metrics
+// that they name.
 package monitoring
 
 import (
