@@ -41,6 +41,8 @@ var policies = []struct {
 		"invalid annotations are rejected only by the node, when the pod starts", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-addresses",
 		"users other than the controller may assign addresses to pods", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-gated-workloads",
+		"any ConfigMap can be labelled so that it slows down the creation of pods in its namespace", LevelWarn},
 	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-controller",
 		"the controller may change more fields of a pod than necessary", LevelFail},

@@ -17,7 +17,7 @@ func TestTheAlertFiresInEveryStateThatIsNotGood(t *testing.T) {
 	if i < 0 {
 		t.Fatal("there is no such alert")
 	}
-	m := regexp.MustCompile(`^max by \(instance, state\) \(stayput_agent_cni_config\{state!~"([^"]+)"\}\) == 1$`).FindStringSubmatch(rules[i].Expr)
+	m := regexp.MustCompile(`^count by \(cluster, state\) \(min_over_time\(stayput_agent_cni_config\{state!~"([^"]+)"\}\[15m\]\) == 1\)$`).FindStringSubmatch(rules[i].Expr)
 	if m == nil {
 		t.Fatalf("its expression is none that this test can read: %s", rules[i].Expr)
 	}
