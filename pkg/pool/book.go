@@ -234,7 +234,7 @@ func (b *Book) RemoveNode(name string) {
 // SetAnswer puts the answer of a node in, as the cache has it.
 func (b *Book) SetAnswer(a Answer) {
 	old, known := b.answers[a.Node]
-	b.RemoveAnswer(a.Node)
+	b.forgetHeld(a.Node)
 	b.answers[a.Node] = a
 	b.wakeSilent()
 	if !known || old.CannotRoute != a.CannotRoute {
@@ -249,11 +249,16 @@ func (b *Book) SetAnswer(a Answer) {
 
 // RemoveAnswer takes the answer of a node out.
 func (b *Book) RemoveAnswer(node string) {
-	for _, h := range b.answers[node].Held {
-		drop(b.held, h.UID, node)
-	}
+	b.forgetHeld(node)
 	if b.answers[node].CannotRoute != "" {
 		b.wakePlaces()
 	}
 	delete(b.answers, node)
+}
+
+// forgetHeld forgets which pods a node has said to have.
+func (b *Book) forgetHeld(node string) {
+	for _, h := range b.answers[node].Held {
+		drop(b.held, h.UID, node)
+	}
 }

@@ -208,22 +208,21 @@ func (c *Claimer) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim
 	c.mu.Lock()
 	plan := s.book.Place(uid, claim.at)
 	c.unlock()
+	outside := ""
 	if !gated {
-		outside, err := c.outside(ctx, plan, pod.Spec.NodeName)
-		if err != nil || outside != "" {
+		var err error
+		if outside, err = c.outside(ctx, plan, pod.Spec.NodeName); err != nil || outside != "" {
 			s.unreserve(plan.Writes)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if outside != "" {
-			plan = pool.Plan{Reason: outside}
-			c.mu.Lock()
-			s.book.Refuse(uid, outside)
-			c.unlock()
-		}
 	}
 	c.mu.Lock()
+	if outside != "" {
+		plan = pool.Plan{Reason: outside}
+		s.book.Refuse(uid, outside)
+	}
 	if claim.gated = s.gated[uid]; claim.gated != nil && plan.Reason != "" {
 		claim.gated.waited = true
 	}
