@@ -152,8 +152,9 @@ func (w *waiting) WakeAll() {
 // to time.
 func (w *waiting) WakeWaiting() {
 	for uid := range w.waits {
-		if _, inLine := w.lines.queued[uid]; !inLine {
-			w.wake(w.pods[uid].Key())
+		p := w.pods[uid]
+		if _, inLine := w.lines.queued[uid]; !inLine || p.Identity != "" {
+			w.wake(p.Key())
 		}
 	}
 	for a := range w.silent {
@@ -232,9 +233,12 @@ func (w *waiting) wakeBorne(p *Pod) {
 func (w *waiting) wakeSilent() {
 	w.wake(RecallKey)
 	for a := range w.silent {
-		w.wakeAddress(a)
+		w.wake(KeyOfAddress(a))
 	}
 	for _, uids := range w.on {
+		w.wakePods(maps.Keys(uids))
+	}
+	for _, uids := range w.sharing {
 		w.wakePods(maps.Keys(uids))
 	}
 }
