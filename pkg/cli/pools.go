@@ -96,13 +96,13 @@ func (f *findings) pool(p *stayputv1alpha1.PodIPPool, now time.Time) {
 
 // recall adds that no addresses are given until all nodes have said which ones they have.
 func (f *findings) recall(ctx context.Context, k client.Client) {
-	var roll stayputv1alpha1.PodIPAudit
-	err := k.Get(ctx, client.ObjectKey{Name: stayputv1alpha1.PodIPAuditName}, &roll)
+	var audit stayputv1alpha1.PodIPAudit
+	err := k.Get(ctx, client.ObjectKey{Name: stayputv1alpha1.PodIPAuditName}, &audit)
 	if client.IgnoreNotFound(err) != nil {
 		f.unread(rightTo("get podipaudits", err))
 		return
 	}
-	if err != nil || roll.Spec.Phase == stayputv1alpha1.PodIPAuditSettled {
+	if err != nil || audit.Spec.Phase == stayputv1alpha1.PodIPAuditSettled {
 		return
 	}
 	names, err := objects(ctx, k, "Node")
@@ -113,7 +113,7 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 	}
 	names = slices.DeleteFunc(names, func(node string) bool {
 		return slices.ContainsFunc(answers.Items, func(a stayputv1alpha1.PodIPReport) bool {
-			return a.Name == node && !a.Spec.Round.Before(roll.Spec.Epoch)
+			return a.Name == node && !a.Spec.Round.Before(audit.Spec.Epoch)
 		})
 	})
 	slices.Sort(names)

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Book is what a controller knows. It is filled from caches, and by what writes return; then it answers.
+// Book is what a controller knows. It is filled from caches, and by what writes return.
 //
-// It is not safe for concurrent use: also its questions note things down. Their answers take time by the addresses of a
+// It is not safe for concurrent use: queries also mutate state. They take time by the addresses of a
 // pod or identity, not by their number in the cluster, but for the few that say otherwise. What a Book returns may be
 // read, not changed.
 type Book struct{ waiting }
@@ -17,15 +17,15 @@ type Book struct{ waiting }
 // endsMost is how many ends of pods are remembered. Without one, more nodes have to be asked.
 const endsMost = 50_000
 
-// NewBook begins a Book by the roll as it is past all caches. What is put in must have been listed later.
-func NewBook(r Roll) *Book {
+// NewBook begins a Book by the audit as it is past all caches. What is put in must have been listed later.
+func NewBook(r Audit) *Book {
 	return &Book{waiting{
 		facts: facts{
-			roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
+			audit: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
 			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
 			pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
 			unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
-			answers: map[string]Answer{}, held: map[UID][]string{},
+			reports: map[string]Report{}, held: map[UID][]string{},
 		},
 		lines:   lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}},
 		pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
@@ -231,11 +231,11 @@ func (b *Book) RemoveNode(name string) {
 	b.wakeSilent()
 }
 
-// SetAnswer puts the answer of a node in, as the cache has it.
-func (b *Book) SetAnswer(a Answer) {
-	old, known := b.answers[a.Node]
+// SetReport puts the report of a node in, as the cache has it.
+func (b *Book) SetReport(a Report) {
+	old, known := b.reports[a.Node]
 	b.forgetHeld(a.Node)
-	b.answers[a.Node] = a
+	b.reports[a.Node] = a
 	b.wakeSilent()
 	if !known || old.CannotRoute != a.CannotRoute {
 		b.wakePlaces()
@@ -247,18 +247,18 @@ func (b *Book) SetAnswer(a Answer) {
 	}
 }
 
-// RemoveAnswer takes the answer of a node out.
-func (b *Book) RemoveAnswer(node string) {
+// RemoveReport takes the report of a node out.
+func (b *Book) RemoveReport(node string) {
 	b.forgetHeld(node)
-	if b.answers[node].CannotRoute != "" {
+	if b.reports[node].CannotRoute != "" {
 		b.wakePlaces()
 	}
-	delete(b.answers, node)
+	delete(b.reports, node)
 }
 
 // forgetHeld forgets which pods a node has said to have.
 func (b *Book) forgetHeld(node string) {
-	for _, h := range b.answers[node].Held {
+	for _, h := range b.reports[node].Held {
 		drop(b.held, h.UID, node)
 	}
 }

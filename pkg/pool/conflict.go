@@ -116,7 +116,7 @@ func (d disputes) endsAt(workload Workload, a netip.Addr) (at time.Time) {
 // address. Who gets the address next asks on the link again.
 func (d *reviewing) apart(node string) bool {
 	p := d.ip
-	answer, ok := d.answers[node]
+	report, ok := d.reports[node]
 	return ok && p.Quarantine.MAC != "" && p.Mode == L2 && !d.nodes[node].Ready && node != p.Node &&
-		node != d.nodeOf() && !slices.ContainsFunc(answer.Held, func(h Held) bool { return h.Addr == p.Addr })
+		node != d.nodeOf() && !slices.ContainsFunc(report.Held, func(h Held) bool { return h.Addr == p.Addr })
 }

@@ -163,16 +163,16 @@ func TestAQuarantineWaitsForNoLostNodeThatHasNoPartInIt(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		lost   string // the node that is not Ready
-		answer *Answer
+		report *Report
 		mac    string
 		ends   bool
 	}{
-		{"a node that has answered before", "n2", &Answer{Node: "n2", Round: 1}, mac, true},
-		{"the node that found the machine", "n1", &Answer{Node: "n1", Round: 1}, mac, false},
-		{"a node that had the address when it answered", "n2", &Answer{Node: "n2", Round: 1,
+		{"a node that has answered before", "n2", &Report{Node: "n2", Round: 1}, mac, true},
+		{"the node that found the machine", "n1", &Report{Node: "n1", Round: 1}, mac, false},
+		{"a node that had the address when it answered", "n2", &Report{Node: "n2", Round: 1,
 			Held: []Held{{Addr: netip.MustParseAddr("10.6.0.1"), UID: "x"}}}, mac, false},
 		{"a node that has never answered", "n2", nil, mac, false},
-		{"two pods have it", "n2", &Answer{Node: "n2", Round: 1}, "", false},
+		{"two pods have it", "n2", &Report{Node: "n2", Round: 1}, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
@@ -187,18 +187,18 @@ func TestAQuarantineWaitsForNoLostNodeThatHasNoPartInIt(t *testing.T) {
 			ip.Quarantine.MAC = c.mac
 			b.SetPodIP(ip)
 			b.SetNode(Node{Name: c.lost})
-			if c.answer != nil {
-				b.SetAnswer(*c.answer)
+			if c.report != nil {
+				b.SetReport(*c.report)
 			}
 			later := noon.Add(quarantinedFor)
 			plan := b.Review(a, later, nil)
-			b.SetRoll(plan.Writes[0].(WriteRoll).Roll)
+			b.SetAudit(plan.Writes[0].(WriteAudit).Audit)
 			for _, name := range []string{"n1", "n2", "n3"} {
 				if plan := b.Review(a, later, nil); plan.Writes != nil {
 					t.Errorf("it ends before a Ready node has answered: %+v", plan)
 				}
 				if name != c.lost {
-					b.SetAnswer(Answer{Node: name, Round: b.Roll().Round})
+					b.SetReport(Report{Node: name, Round: b.Audit().Round})
 				}
 			}
 			plan = b.Review(a, later, nil)
@@ -221,9 +221,9 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 			runs.Gated, runs.Node = false, "n1"
 			ip := *b.PodIP(a)
 			if forgotten {
-				recall := b.Roll()
+				recall := b.Audit()
 				recall.Epoch = noon.UnixNano()
-				b.SetRoll(recall)
+				b.SetAudit(recall)
 				runs.Assigned = nil
 				ip.Quarantine = Quarantine{Reason: "pod default/db-1 has it on node n1", Since: noon}
 			}
@@ -233,8 +233,8 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 			ip.PodUID, ip.PodName = waits.UID, waits.Name
 			b.SetPodIP(ip)
 
-			answer := func() {
-				b.SetAnswer(Answer{Node: "n1", Round: b.Roll().Round,
+			report := func() {
+				b.SetReport(Report{Node: "n1", Round: b.Audit().Round,
 					Held: []Held{{Addr: a, UID: runs.UID, Interface: "eth0"}}})
 			}
 			if !forgotten {
@@ -245,11 +245,11 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 				}
 			}
 			plan := b.Review(a, noon, nil)
-			b.SetRoll(plan.Writes[0].(WriteRoll).Roll)
+			b.SetAudit(plan.Writes[0].(WriteAudit).Audit)
 			if plan := b.Review(a, noon, nil); plan.Writes != nil {
 				t.Fatalf("before a node has answered: %+v", plan)
 			}
-			answer()
+			report()
 			plan = b.Review(a, noon, nil)
 			if len(plan.Writes) != 1 || plan.Writes[0].(EndPod).UID != waits.UID {
 				t.Fatalf("%+v", plan)
@@ -257,9 +257,9 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 			b.RemovePod(waits.UID, true, noon)
 			for range 3 { // the fence asks for what is gone
 				plan = b.Review(a, noon, nil)
-				if w, asks := plan.Writes[0].(WriteRoll); asks {
-					b.SetRoll(w.Roll)
-					answer()
+				if w, asks := plan.Writes[0].(WriteAudit); asks {
+					b.SetAudit(w.Audit)
+					report()
 				}
 			}
 			if w, is := plan.Writes[0].(UpdateIP); !is || w.PodIP.PodUID != runs.UID || w.PodIP.Quarantine.Reason != "" {
@@ -290,12 +290,12 @@ func TestAPodThatHasEndedIsNoHeir(t *testing.T) {
 			ask := func(now time.Time, held ...Held) {
 				t.Helper()
 				plan := b.Review(a, now, nil)
-				w, asks := plan.Writes[0].(WriteRoll)
+				w, asks := plan.Writes[0].(WriteAudit)
 				if !asks {
 					t.Fatalf("%+v", plan)
 				}
-				b.SetRoll(w.Roll)
-				b.SetAnswer(Answer{Node: "n1", Round: b.Roll().Round, Held: held})
+				b.SetAudit(w.Audit)
+				b.SetReport(Report{Node: "n1", Round: b.Audit().Round, Held: held})
 			}
 			ask(noon, Held{Addr: a, UID: ended.UID, Interface: "eth0"})
 			if plan := b.Review(a, noon.Add(time.Second), nil); plan.Writes != nil || plan.Reason == "" {

@@ -100,9 +100,9 @@ func (k Keep) words() (retention, whenScaled, whenDeleted string) {
 	return retention, word(k.Scaled), word(k.Deleted)
 }
 
-// AnswerOf reads a report. Addresses are kept for longest at most; zero is no limit.
-func AnswerOf(o *v1alpha1.PodIPReport, longest time.Duration) Answer {
-	a := Answer{Node: o.Name, Round: v1alpha1.RoundOf(&o.Spec.Round), CannotRoute: o.Spec.CannotRoute}
+// ReportOf reads a report. Addresses are kept for longest at most; zero is no limit.
+func ReportOf(o *v1alpha1.PodIPReport, longest time.Duration) Report {
+	a := Report{Node: o.Name, Round: v1alpha1.RoundOf(&o.Spec.Round), CannotRoute: o.Spec.CannotRoute}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
 		if err != nil {
@@ -118,10 +118,10 @@ func AnswerOf(o *v1alpha1.PodIPReport, longest time.Duration) Answer {
 	return a
 }
 
-// RollOf reads a roll.
-func RollOf(o *v1alpha1.PodIPAudit) Roll {
+// AuditOf reads an audit.
+func AuditOf(o *v1alpha1.PodIPAudit) Audit {
 	round := v1alpha1.RoundOf
-	r := Roll{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
+	r := Audit{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
 		Recalling: o.Spec.Phase != v1alpha1.PodIPAuditSettled, Term: round(o.Spec.Term), Mark: o.Spec.Mark.Time,
 		Marks: o.Spec.Marks}
 	for _, q := range o.Spec.Asked {
@@ -133,8 +133,8 @@ func RollOf(o *v1alpha1.PodIPAudit) Roll {
 	return r
 }
 
-// Object returns the object of a roll.
-func (r *Roll) Object() *v1alpha1.PodIPAudit {
+// Object returns the object of an audit.
+func (r *Audit) Object() *v1alpha1.PodIPAudit {
 	at := v1alpha1.RoundTime
 	optional := func(round int64) *metav1.MicroTime {
 		if round == 0 {

@@ -14,7 +14,7 @@
 //   - What an agent reports as gone stays gone: before it says so, it bars the pod from its node for good. See
 //     [NextAction].
 //   - Nothing is given or taken while the API server may have forgotten something: after a restore from a backup, every
-//     node says first which addresses it has. See [Roll].
+//     node says first which addresses it has. See [Audit].
 //
 // Besides, no address leaks (every PodIP has a reason to exist, or [Book.Review] ends it) and no pod waits without a
 // reason that is reported ([Plan.Reason]).
@@ -47,7 +47,7 @@
 //	life.go   reviewing: the life of a PodIP, and of a pool
 //	conflict.go  what other machines on a link can do
 //	fence.go  whether an address can change hands
-//	roll.go   what all nodes are asked; recall: before anything is given
+//	audit.go   what all nodes are asked; recall: before anything is given
 //	node.go   what an agent says and does
 //	write.go  writes, and what they are bound to
 package pool

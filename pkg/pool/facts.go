@@ -10,7 +10,7 @@ import (
 // facts are what is known of the cluster, with its indexes. The Set and Remove methods of [Book] write them. All else
 // only reads, but that a stock notes which addresses are reserved.
 type facts struct {
-	roll  Roll
+	audit Audit
 	stale bool
 
 	pools      map[string]*stock
@@ -27,7 +27,7 @@ type facts struct {
 	ends    map[UID]End
 	nodes   map[string]Node
 	used    map[string]int // how many PodIPs name a node
-	answers map[string]Answer
+	reports map[string]Report
 	held    map[UID][]string // the nodes that say that they have the pod
 }
 
@@ -99,8 +99,8 @@ func (f *facts) Node(name string) bool {
 	return there
 }
 
-// Answer returns the answer of a node, the zero Answer if there is none.
-func (f *facts) Answer(node string) Answer { return f.answers[node] }
+// Report returns the report of a node, the zero Report if there is none.
+func (f *facts) Report(node string) Report { return f.reports[node] }
 
 // holders returns the nodes that say that they have a pod, and whose word counts.
 func (f *facts) holders(uid UID) (nodes []string) {
@@ -117,30 +117,30 @@ func (f *facts) holders(uid UID) (nodes []string) {
 // node's word counts: an agent may lie.
 func (f *facts) heeds(node string, uid UID) bool {
 	pod := f.pods[uid]
-	return pod == nil || pod.Node == node || f.roll.predates(pod)
+	return pod == nil || pod.Node == node || f.audit.predates(pod)
 }
 
 // hadAgent reports whether a node has ever answered, or had an address.
 func (f *facts) hadAgent(node string) bool {
-	_, answered := f.answers[node]
+	_, answered := f.reports[node]
 	return answered || f.used[node] > 0
 }
 
-// Roll returns the roll as it was put in last.
-func (f *facts) Roll() Roll { return f.roll }
+// Audit returns the audit as it was put in last.
+func (f *facts) Audit() Audit { return f.audit }
 
 // Stale reports whether the API server has forgotten something since this Book was begun, or has been told it again: no
 // further decision is made with it. Call Lead, then begin a new one with what the API server has now.
 func (f *facts) Stale() bool { return f.stale }
 
-// Unanswered returns the nodes whose answer to the last question for all nodes is awaited, sorted. Those that are off,
+// Unanswered returns the nodes whose report of the last round is awaited, sorted. Those that are off,
 // or can have no address, are not among them.
 func (f *facts) Unanswered() (nodes []string) {
-	if !f.roll.Recalling && len(f.roll.Asked) == 0 {
+	if !f.audit.Recalling && len(f.audit.Asked) == 0 {
 		return nil
 	}
 	for name, n := range f.nodes {
-		if !(n.Foreign && !f.hadAgent(name)) && !n.off() && f.answers[name].Round < f.roll.Round {
+		if !(n.Foreign && !f.hadAgent(name)) && !n.off() && f.reports[name].Round < f.audit.Round {
 			nodes = append(nodes, name)
 		}
 	}

@@ -41,8 +41,8 @@ type Situation struct {
 	// End of that pod, nil if it was not seen.
 	End   *End
 	Nodes map[string]Node
-	// Answers by node, and the round in which nodes were asked for the pod after its end, zero if they were not.
-	Answers map[string]Answer
+	// Reports by node, and the round in which nodes were asked for the pod after its end, zero if they were not.
+	Reports map[string]Report
 	Asked   int64
 	// Held are the nodes that say that the pod is there, or was when they answered.
 	Held []string
@@ -58,7 +58,7 @@ func (f *facts) Fence(p *PodIP, now time.Time) Finding {
 
 func (f *facts) situation(p *PodIP, now time.Time) Situation {
 	s := Situation{
-		Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Answers: f.answers, Asked: f.roll.Asked[p.PodUID],
+		Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Reports: f.reports, Asked: f.audit.Asked[p.PodUID],
 		Held: f.holders(p.PodUID), Agent: f.hadAgent,
 	}
 	if end, ok := f.ends[p.PodUID]; ok {
@@ -185,13 +185,13 @@ func fenceNode(s Situation, name, node string) Finding {
 
 // had reports whether a node had the pod when it was asked, and is to be asked again.
 func (s Situation) had(node string) bool {
-	a := s.Answers[node]
+	a := s.Reports[node]
 	return s.Asked > 0 && a.Round >= s.Asked && a.holds(s.IP) && s.Now.Sub(time.Unix(0, s.Asked)) >= askAfter
 }
 
 // answered reports whether a node says that the pod is not there, having been asked after the pod's end.
 func (s Situation) answered(node string) bool {
-	a, ok := s.Answers[node]
+	a, ok := s.Reports[node]
 	return ok && s.Asked > 0 && a.Round >= s.Asked && !a.holds(s.IP)
 }
 

@@ -25,12 +25,12 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		}
 		return all
 	}
-	says := func(round int64, node string, held ...UID) map[string]Answer {
-		a := Answer{Node: node, Round: round}
+	says := func(round int64, node string, held ...UID) map[string]Report {
+		a := Report{Node: node, Round: round}
 		for _, uid := range held {
 			a.Held = append(a.Held, Held{UID: uid})
 		}
-		return map[string]Answer{node: a}
+		return map[string]Report{node: a}
 	}
 	alive := &Pod{UID: "a", Node: "n1"}
 	for _, c := range []struct {
@@ -40,7 +40,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		pod     *Pod
 		end     *End
 		nodes   map[string]Node
-		answers map[string]Answer
+		reports map[string]Report
 		held    []string
 		asked   int64
 		verdict Verdict
@@ -71,14 +71,14 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			end: &End{Node: "n2", At: noon}, nodes: nodes(ready, ready), verdict: Wait, says: "node n2 has not reported yet"},
 		{name: "deleted, and another node than its own had it, and has not", phase: Bound, of: "a",
 			end: &End{Node: "n2", At: noon}, nodes: nodes(ready, ready), asked: noon.UnixNano(),
-			answers: says(noon.UnixNano(), "n1"), verdict: Wait, says: "node n2 has not reported yet"},
+			reports: says(noon.UnixNano(), "n1"), verdict: Wait, says: "node n2 has not reported yet"},
 		{name: "deleted, and another node than its own, which is off, had it", phase: Bound, of: "a",
 			end: &End{Node: "n2", At: noon}, nodes: nodes(off, lost), verdict: Never, ask: true,
 			says: "node n2, which is not Ready"},
 		{name: "gone, as a node says, and another one has it", phase: Retained, of: "a", nodes: nodes(ready, ready),
 			held: []string{"n2"}, verdict: Wait, ask: true, says: "the node of pod ns/web-0 is unknown"},
 		{name: "nobody knows where, and a node that had it has not", held: []string{"n1"}, nodes: nodes(ready, ready), asked: 7,
-			answers: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
+			reports: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
 		{name: "deleted before it had a node, but a node had it before a restore", end: &End{Final: true, At: noon},
 			nodes: nodes(ready), held: []string{"n1"}, verdict: Wait, ask: true},
 		{name: "the node said so of an earlier pod", phase: Retained, of: "b", nodes: nodes(ready), verdict: Wait, ask: true,
@@ -93,7 +93,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		{name: "deleted, its node Ready, with a taint that was forgotten", phase: Bound, of: "a", nodes: nodes(forgot),
 			verdict: Wait, ask: true, says: "has no effect while the node is Ready", remedy: true},
 		{name: "nobody knows where, the other node Ready, with a taint that was forgotten", nodes: nodes(ready, forgot),
-			asked: 7, answers: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
+			asked: 7, reports: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
 		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
 		{name: "deleted before it had a node", end: &End{Final: true, At: noon}, nodes: nodes(lost), verdict: Yes,
 			says: "never had a node", looks: 1},
@@ -101,26 +101,26 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			ask: true},
 		{name: "deleted before it had a node, but a node has it", end: &End{Final: true, At: noon}, phase: Bound, of: "a",
 			nodes: nodes(ready), verdict: Wait, ask: true},
-		{name: "nobody knows where, one node silent", nodes: nodes(ready, ready), asked: 7, answers: says(7, "n1"),
+		{name: "nobody knows where, one node silent", nodes: nodes(ready, ready), asked: 7, reports: says(7, "n1"),
 			verdict: Wait, says: "node n2 has not answered"},
-		{name: "nobody knows where, one node lost", nodes: nodes(ready, lost), asked: 7, answers: says(7, "n1"),
+		{name: "nobody knows where, one node lost", nodes: nodes(ready, lost), asked: 7, reports: says(7, "n1"),
 			verdict: Never, says: "node n2 is not Ready"},
-		{name: "nobody knows where, the other node off", nodes: nodes(ready, off), asked: 7, answers: says(7, "n1"),
+		{name: "nobody knows where, the other node off", nodes: nodes(ready, off), asked: 7, reports: says(7, "n1"),
 			verdict: Yes, looks: 3},
-		{name: "nobody knows where, all have answered", nodes: nodes(ready), asked: 7, answers: says(8, "n1", "b"),
+		{name: "nobody knows where, all have answered", nodes: nodes(ready), asked: 7, reports: says(8, "n1", "b"),
 			verdict: Yes, looks: 2},
-		{name: "the answer is older", nodes: nodes(ready), asked: 7, answers: says(6, "n1"), verdict: Wait},
+		{name: "the report is older", nodes: nodes(ready), asked: 7, reports: says(6, "n1"), verdict: Wait},
 		{name: "a known node answers, without it", phase: Bound, of: "a", nodes: nodes(ready), asked: 7,
-			answers: says(7, "n1"), verdict: Yes},
+			reports: says(7, "n1"), verdict: Yes},
 		{name: "a known node answers, with it", phase: Bound, of: "a", nodes: nodes(ready), asked: noon.UnixNano(),
-			answers: says(noon.UnixNano(), "n1", "a"), verdict: Wait},
+			reports: says(noon.UnixNano(), "n1", "a"), verdict: Wait},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ip := &PodIP{Namespace: "ns", PodName: "web-0", PodUID: "a", Phase: c.phase, StatusUID: c.of}
 			if c.phase != "" {
 				ip.Node = "n1"
 			}
-			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Answers: c.answers, Asked: c.asked,
+			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Reports: c.reports, Asked: c.asked,
 				Held: c.held})
 			if f.Verdict != c.verdict || f.Ask != c.ask || len(f.If) != c.looks || f.Reason == "" ||
 				!strings.Contains(f.Reason, c.says) || (f.Remedy != "") != (c.verdict == Never || c.remedy) {
@@ -137,7 +137,7 @@ func bookOf(t *testing.T, spec Spec) *Book {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := NewBook(Roll{Version: "1", Mark: noon})
+	b := NewBook(Audit{Version: "1", Mark: noon})
 	b.SetPool(Pool{Name: "p", Version: "1", Range: r, Held: true})
 	b.SetNode(Node{Name: "n1", Ready: true})
 	return b
@@ -429,8 +429,8 @@ func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 			Keep: held.Keep, Held: true}},
 	} {
 		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
-		b.SetRoll(Roll{Version: "1", Mark: noon, Recalling: true, Round: 1, Epoch: 1})
-		b.SetAnswer(Answer{Node: "n1", Round: 1, Held: []Held{held}})
+		b.SetAudit(Audit{Version: "1", Mark: noon, Recalling: true, Round: 1, Epoch: 1})
+		b.SetReport(Report{Node: "n1", Round: 1, Held: []Held{held}})
 		c.pod(b)
 		plan := b.Recall(noon)
 		if len(plan.Writes) != 1 {
@@ -589,7 +589,7 @@ func TestAPodIsToldTheAddressThatItRunsWith(t *testing.T) {
 	// It waits while what its node says is another's.
 	other := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 	other.SetPodIP(claimed)
-	other.SetAnswer(Answer{Node: "n1", Held: []Held{{Addr: runs.Addr, UID: pod.UID, Interface: "eth0"}}})
+	other.SetReport(Report{Node: "n1", Held: []Held{{Addr: runs.Addr, UID: pod.UID, Interface: "eth0"}}})
 	if a, plan := place(t, other, pod, noon); a.IsValid() || !strings.Contains(plan.Reason, "it runs with 10.6.0.2") {
 		t.Errorf("it is told %s: %+v", a, plan)
 	}
@@ -705,11 +705,11 @@ func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
 		{"after it", noon.Add(Skew), false},
 	} {
 		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
-		b.SetRoll(Roll{Version: "1", Mark: noon, Epoch: noon.UnixNano()})
+		b.SetAudit(Audit{Version: "1", Mark: noon, Epoch: noon.UnixNano()})
 		pod := gatedPod(1)
 		pod.Created = c.created
 		b.SetPod(pod)
-		b.SetAnswer(Answer{Node: "n1", Round: noon.UnixNano(),
+		b.SetReport(Report{Node: "n1", Round: noon.UnixNano(),
 			Held: []Held{{UID: "u1", Addr: netip.MustParseAddr("10.6.0.9"), Interface: "eth0"}}})
 		plan := b.Place("u1", noon.Add(time.Hour))
 		ends := slices.ContainsFunc(plan.Writes, func(w Write) bool { _, ok := w.(EndPod); return ok })
@@ -850,20 +850,20 @@ type one struct {
 	pod   *Pod
 	node  *Node
 	nodes []string
-	roll  Roll
-	seen  Roll
+	audit Audit
+	seen  Audit
 	err   error
 }
 
 func (o one) Pod(context.Context, string, string) (*Pod, error) { return o.pod, o.err }
 func (o one) Node(context.Context, string) (*Node, error)       { return o.node, o.err }
 func (o one) Nodes(context.Context) ([]string, error)           { return o.nodes, o.err }
-func (o one) Seen() Roll                                        { return o.seen }
-func (o one) Roll(context.Context) (Roll, error)                { return o.roll, o.err }
+func (o one) Seen() Audit                                       { return o.seen }
+func (o one) Audit(context.Context) (Audit, error)              { return o.audit, o.err }
 func (o one) Now() time.Time                                    { return noon }
 
 func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
-	a, known := &Pod{UID: "a"}, &Roll{Version: "1", Mark: noon.Add(-time.Minute), Term: 7, Marks: 3}
+	a, known := &Pod{UID: "a"}, &Audit{Version: "1", Mark: noon.Add(-time.Minute), Term: 7, Marks: 3}
 	broken := errors.New("the API server is away")
 	for _, c := range []struct {
 		name  string
@@ -889,21 +889,22 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"nobody knows of the node", Check{Off: "n1"}, one{err: broken}, broken},
 		{"the nodes are known", Check{Among: []string{"n1", ""}}, one{nodes: []string{"n1"}}, nil},
 		{"a node is new", Check{Among: []string{""}}, one{nodes: []string{"n1"}}, ErrStale},
-		{"nothing was forgotten", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 4}}, nil},
+		{"nothing was forgotten", Check{Since: known}, one{audit: Audit{Version: "2", Mark: noon, Term: 7, Marks: 4}}, nil},
 		{"the mark is older than the one known", Check{Since: known},
-			one{roll: Roll{Version: "2", Mark: noon.Add(-61 * time.Second), Term: 7, Marks: 4}}, ErrStale},
+			one{audit: Audit{Version: "2", Mark: noon.Add(-61 * time.Second), Term: 7, Marks: 4}}, ErrStale},
 		{"the mark was set less often than is known", Check{Since: known},
-			one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 2}}, ErrStale},
-		{"the mark was set meanwhile", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 5},
-			seen: Roll{Mark: noon, Term: 7, Marks: 5}}, nil},
-		{"the mark was set meanwhile, and is forgotten", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon,
-			Term: 7, Marks: 4}, seen: Roll{Mark: noon, Term: 7, Marks: 5}}, ErrStale},
+			one{audit: Audit{Version: "2", Mark: noon, Term: 7, Marks: 2}}, ErrStale},
+		{"the mark was set meanwhile", Check{Since: known}, one{audit: Audit{Version: "2", Mark: noon, Term: 7, Marks: 5},
+			seen: Audit{Mark: noon, Term: 7, Marks: 5}}, nil},
+		{"the mark was set meanwhile, and is forgotten", Check{Since: known}, one{audit: Audit{Version: "2", Mark: noon,
+			Term: 7, Marks: 4}, seen: Audit{Mark: noon, Term: 7, Marks: 5}}, ErrStale},
 		{"the mark is of the future", Check{Since: known},
-			one{roll: Roll{Version: "2", Mark: noon.Add(MarkEvery + 1), Term: 7, Marks: 4}}, ErrStale},
-		{"there is no mark", Check{Since: &Roll{}}, one{roll: Roll{Mark: noon}}, ErrStale},
-		{"the mark is old", Check{Since: &Roll{}}, one{roll: Roll{Version: "2", Mark: noon.Add(-MarkLost - 1)}}, ErrStale},
-		{"nodes were asked meanwhile", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 8, Marks: 4}}, ErrStale},
-		{"nodes are being asked", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 4,
+			one{audit: Audit{Version: "2", Mark: noon.Add(MarkEvery + 1), Term: 7, Marks: 4}}, ErrStale},
+		{"there is no mark", Check{Since: &Audit{}}, one{audit: Audit{Mark: noon}}, ErrStale},
+		{"the mark is old", Check{Since: &Audit{}}, one{audit: Audit{Version: "2", Mark: noon.Add(-MarkLost - 1)}}, ErrStale},
+		{"nodes were asked meanwhile", Check{Since: known},
+			one{audit: Audit{Version: "2", Mark: noon, Term: 8, Marks: 4}}, ErrStale},
+		{"nodes are being asked", Check{Since: known}, one{audit: Audit{Version: "2", Mark: noon, Term: 7, Marks: 4,
 			Recalling: true}}, ErrStale},
 	} {
 		err := Holds(t.Context(), CreateIP{If: []Check{{}, c.check}}, c.live)
@@ -914,19 +915,19 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 }
 
 func TestARestoreIsNoticedThoughAClockWasWrong(t *testing.T) {
-	mark := func(at time.Duration, marks, term int64) Roll {
-		return Roll{Version: "1", Round: 5, Epoch: 5, Term: term, Mark: noon.Add(at), Marks: marks}
+	mark := func(at time.Duration, marks, term int64) Audit {
+		return Audit{Version: "1", Round: 5, Epoch: 5, Term: term, Mark: noon.Add(at), Marks: marks}
 	}
 	for _, c := range []struct {
 		name       string
-		live, seen Roll
+		live, seen Audit
 		lost       bool
 	}{
 		{"nothing has happened", mark(-MarkEvery, 9, 1), mark(-MarkEvery, 9, 1), false},
-		{"another leader's clock is a little ahead", mark(MarkEvery, 9, 1), Roll{}, false},
-		{"another leader's clock was ahead", mark(MarkEvery+1, 9, 1), Roll{}, true},
+		{"another leader's clock is a little ahead", mark(MarkEvery, 9, 1), Audit{}, false},
+		{"another leader's clock was ahead", mark(MarkEvery+1, 9, 1), Audit{}, true},
 		{"this one's was, and it has seen that mark", mark(time.Hour, 9, 1), mark(time.Hour, 9, 1), true},
-		{"the mark is old", mark(-MarkLost-1, 9, 1), Roll{}, true},
+		{"the mark is old", mark(-MarkLost-1, 9, 1), Audit{}, true},
 		{"a backup has the same mark, for the clock was behind it", mark(0, 8, 1), mark(0, 9, 1), true},
 		{"a backup has an older mark, and was marked since", mark(-time.Second, 12, 1), mark(0, 9, 1), true},
 		{"another leader has taken a mark of the future back", mark(0, 10, 2), mark(time.Hour, 9, 1), false},
@@ -942,18 +943,18 @@ func TestARestoreIsNoticedThoughAClockWasWrong(t *testing.T) {
 			t.Errorf("%s: and again: %+v", c.name, again)
 		}
 		b := NewBook(c.seen)
-		if b.SetRoll(c.live); c.seen.Version != "" && b.Stale() != (c.live.older(c.seen) || c.live.Term != c.seen.Term) {
+		if b.SetAudit(c.live); c.seen.Version != "" && b.Stale() != (c.live.older(c.seen) || c.live.Term != c.seen.Term) {
 			t.Errorf("%s: the Book is stale: %t", c.name, b.Stale())
 		}
 	}
 	// An agent heeds an epoch that is lower than the last one, by a clock that is behind.
-	if got := Respond(Roll{Round: 7, Epoch: 7}, func(UID) bool { return false }, 9); !got.Checked {
+	if got := Respond(Audit{Round: 7, Epoch: 7}, func(UID) bool { return false }, 9); !got.Checked {
 		t.Errorf("%+v", got)
 	}
 }
 
-func TestAnAnswerBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
-	r := Roll{Round: 9, Epoch: 5, Asked: map[UID]int64{"here": 7, "gone": 8}}
+func TestAReportBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
+	r := Audit{Round: 9, Epoch: 5, Asked: map[UID]int64{"here": 7, "gone": 8}}
 	here := func(uid UID) bool { return uid == "here" }
 	if got := Respond(r, here, 4); !slices.Equal(got.Bar, []UID{"gone"}) || !got.Checked {
 		t.Errorf("%+v", got)
@@ -990,11 +991,11 @@ func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
 	} {
 		b := bookOf(t, Spec{Mode: c.mode, Subnet: "10.50.0.0/24"})
 		for _, node := range []string{"n1", "n2", "n3"} {
-			a := Answer{Node: node}
+			a := Report{Node: node}
 			if slices.Contains(c.cannot, node) {
 				a.CannotRoute = why
 			}
-			b.SetAnswer(a)
+			b.SetReport(a)
 		}
 		b.SetPod(c.pod)
 		plan := b.Place(c.pod.UID, noon)
@@ -1016,15 +1017,15 @@ func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
 	if a, _ := place(t, b, has, noon); !a.IsValid() {
 		t.Fatal("no address")
 	}
-	b.SetAnswer(Answer{Node: "n1", CannotRoute: why})
+	b.SetReport(Report{Node: "n1", CannotRoute: why})
 	b.SetPod(bound(3, "n1"))
 	if plan := b.Place("u3", noon); plan.Reason != "" || plan.Writes == nil {
 		t.Errorf("a pod that was given its address is not told: %+v", plan)
 	}
 }
 
-// Agents are not to run on every node. What never had one owes no answer, and what did still owes it.
-func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
+// Agents are not to run on every node. What never had one owes no report, and what did still owes it.
+func TestANodeWithoutAnAgentOwesNoReportUnlessItHadOne(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		foreign bool
@@ -1035,10 +1036,10 @@ func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
 	}{
 		{name: "no agent is to run there", foreign: true},
 		{name: "nor now, but the node has just answered", foreign: true, waits: "node n2 has not answered yet",
-			known: func(b *Book) { b.SetAnswer(Answer{Node: "n2", Round: 1}) }, after: muteAfter - 1},
+			known: func(b *Book) { b.SetReport(Report{Node: "n2", Round: 1}) }, after: muteAfter - 1},
 		{name: "nor now, but the node has answered", foreign: true, waits: "node n2, where the agent is no longer scheduled",
 			remedy: "run the agent there again",
-			known:  func(b *Book) { b.SetAnswer(Answer{Node: "n2", Round: 1}) }, after: muteAfter},
+			known:  func(b *Book) { b.SetReport(Report{Node: "n2", Round: 1}) }, after: muteAfter},
 		{name: "nor now, but an address was there", foreign: true, waits: "node n2, where the agent is no longer scheduled",
 			remedy: "run the agent there again",
 			known: func(b *Book) {
@@ -1052,9 +1053,9 @@ func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 			b.SetNode(Node{Name: "n2", Ready: true, Foreign: c.foreign})
-			roll := Roll{Version: "1", Mark: noon, Round: noon.UnixNano(), Epoch: noon.UnixNano(), Recalling: true}
-			b.SetRoll(roll)
-			b.SetAnswer(Answer{Node: "n1", Round: roll.Round})
+			audit := Audit{Version: "1", Mark: noon, Round: noon.UnixNano(), Epoch: noon.UnixNano(), Recalling: true}
+			b.SetAudit(audit)
+			b.SetReport(Report{Node: "n1", Round: audit.Round})
 			if c.known != nil {
 				c.known(b)
 			}
@@ -1064,7 +1065,7 @@ func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
 				t.Errorf("%+v", plan)
 			}
 			if owed := b.Unanswered(); (c.waits != "") != slices.Equal(owed, []string{"n2"}) {
-				t.Errorf("%v owe an answer", owed)
+				t.Errorf("%v owe a report", owed)
 			}
 		})
 	}

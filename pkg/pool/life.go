@@ -104,7 +104,7 @@ func (d *reviewing) plan() Plan {
 	if f.Verdict != Yes {
 		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
 		if f.Ask {
-			plan.Writes = []Write{d.roll.askFor(p, d.now)}
+			plan.Writes = []Write{d.audit.askFor(p, d.now)}
 		}
 		return plan
 	}
@@ -184,22 +184,22 @@ func (d *reviewing) quarantined() Plan {
 		return Plan{Reason: why, Until: p.Quarantine.Until}
 	}
 	about := UID(p.Addr.String())
-	asked := d.roll.Asked[about]
+	asked := d.audit.Asked[about]
 	if since := p.Quarantine.Since; asked <= since.UnixNano() {
 		at := d.now
 		if at.Before(since) { // by a clock that is ahead
 			at = since
 		}
-		return Plan{Reason: why, Writes: []Write{d.roll.ask(about, at.Add(time.Microsecond))}}
+		return Plan{Reason: why, Writes: []Write{d.audit.ask(about, at.Add(time.Microsecond))}}
 	}
 	all := everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: asked, Agent: d.hadAgent}, why,
-		func(node string) bool { return d.answers[node].Round >= asked || d.apart(node) })
+		func(node string) bool { return d.reports[node].Round >= asked || d.apart(node) })
 	if all.Verdict != Yes {
 		return Plan{Reason: all.Reason, Remedy: all.Remedy}
 	}
 	heirs := map[UID]bool{}
-	for node, answer := range d.answers {
-		for _, h := range answer.Held {
+	for node, report := range d.reports {
+		for _, h := range report.Held {
 			if h.Addr == p.Addr && d.heeds(node, h.UID) {
 				heirs[h.UID] = true
 			}
@@ -221,14 +221,14 @@ func (d *reviewing) quarantined() Plan {
 		case d.surplus():
 			f = Finding{}
 		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
-		case pod != nil && pod.Gated && !pod.Ending && (d.teller() != nil || len(heirs) == 1 && d.roll.predates(pod)):
+		case pod != nil && pod.Gated && !pod.Ending && (d.teller() != nil || len(heirs) == 1 && d.audit.predates(pod)):
 			// Its claim was made on old news.
 			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
 			return Plan{Reason: why, Writes: []Write{endPod(pod)}}
 		case pod.alive() && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
 		case f.Verdict != Yes && f.Ask:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{d.roll.askFor(p, d.now)}}
+			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{d.audit.askFor(p, d.now)}}
 		case f.Verdict != Yes:
 			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy}
 		}
@@ -243,7 +243,7 @@ func (d *reviewing) quarantined() Plan {
 		if !heir.alive() {
 			plan := Plan{Reason: why + "; its pod has ended"}
 			if d.now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
-				plan.Writes = []Write{d.roll.ask(about, d.now)}
+				plan.Writes = []Write{d.audit.ask(about, d.now)}
 			}
 			return plan
 		}
@@ -314,7 +314,7 @@ func (d *reviewing) surplus() bool {
 	}
 	if pod.Assigned == nil && !pod.alive() { // it never will be told of any
 		for _, node := range d.holders(pod.UID) {
-			if answer := d.answers[node]; answer.has(pod.UID, p.Addr) {
+			if report := d.reports[node]; report.has(pod.UID, p.Addr) {
 				return false
 			}
 		}

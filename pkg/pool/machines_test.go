@@ -274,9 +274,9 @@ func (w *world) agentActs(n *node) {
 		n.wiped, n.vouches, n.seen = false, answered, map[UID][]Address{}
 		w.agentSees(n)
 	}
-	if roll := w.roll; roll.Version != "" && (w.said.objs[n.name].Round < roll.Round) && (w.calm || w.some(60)) {
+	if audit := w.audit; audit.Version != "" && (w.said.objs[n.name].Round < audit.Round) && (w.calm || w.some(60)) {
 		if _, exists := w.hosts.objs[n.name]; exists {
-			w.answer(n, roll)
+			w.answer(n, audit)
 		}
 	}
 	of := map[UID]bool{}
@@ -442,7 +442,7 @@ func (w *world) deleteStarting() {
 }
 
 // lie is what an agent that lies writes: whatever its policy lets it. Of PodIPs of which no other node has spoken since
-// they were given to their pod it writes any status in its own name, and in its answer what it likes.
+// they were given to their pod it writes any status in its own name, and in its report what it likes.
 func (w *world) lie() {
 	n := w.liar
 	if key := pickOne(w.r, w.ips.keys()); key != "" && w.some(60) {
@@ -463,51 +463,51 @@ func (w *world) lie() {
 	if _, exists := w.hosts.objs[n.name]; !exists {
 		return
 	}
-	answer := Answer{Node: n.name, Round: w.roll.Round}
+	report := Report{Node: n.name, Round: w.audit.Round}
 	for _, key := range w.ips.keys() {
 		if ip := w.ips.objs[key]; w.some(20) {
-			answer.Held = append(answer.Held, Held{Addr: ip.Addr, UID: ip.PodUID, Namespace: ip.Namespace, PodName: ip.PodName,
+			report.Held = append(report.Held, Held{Addr: ip.Addr, UID: ip.PodUID, Namespace: ip.Namespace, PodName: ip.PodName,
 				Pool: ip.Pool, Mode: ip.Mode, Network: ip.Network, Interface: ip.Interface, Keep: ip.Keep})
 		}
 	}
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; w.some(20) {
 			a := netip.AddrFrom4([4]byte{10, byte(6 + w.r.IntN(2)), 0, byte(1 + w.r.IntN(4))})
-			answer.Held = append(answer.Held, Held{Addr: a, UID: p.UID, Namespace: p.Namespace, PodName: p.Name, Pool: "a4",
+			report.Held = append(report.Held, Held{Addr: a, UID: p.UID, Namespace: p.Namespace, PodName: p.Name, Pool: "a4",
 				Mode: w.mode(), Network: "net", Interface: "eth0"})
 		}
 	}
-	w.logf("%s lies: it answers round %d, has %v", n.name, answer.Round%1e12, answer.Held)
-	w.said.put(n.name, answer)
+	w.logf("%s lies: it answers round %d, has %v", n.name, report.Round%1e12, report.Held)
+	w.said.put(n.name, report)
 	w.lies++
 }
 
-func (w *world) answer(n *node, roll Roll) {
+func (w *world) answer(n *node, audit Audit) {
 	w.agentSees(n)
-	reply := Respond(roll, func(uid UID) bool { return n.sandboxes[uid] != nil }, n.checked)
+	reply := Respond(audit, func(uid UID) bool { return n.sandboxes[uid] != nil }, n.checked)
 	for _, uid := range reply.Bar {
 		n.barred[uid] = true
 	}
 	if reply.Checked {
-		n.checked, n.seen = roll.Epoch, map[UID][]Address{}
+		n.checked, n.seen = audit.Epoch, map[UID][]Address{}
 		for _, p := range n.sees {
 			w.confirm(n, p)
 		}
 	}
-	answer := Answer{Node: n.name, Round: roll.Round}
+	report := Report{Node: n.name, Round: audit.Round}
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		p := n.owners[uid]
 		for _, a := range n.sandboxes[uid].has {
 			if n.sandboxes[uid].up || n.sandboxes[uid].pending {
-				answer.Held = append(answer.Held, Held{Addr: a.Prefix.Addr(), UID: uid, Namespace: p.Namespace,
+				report.Held = append(report.Held, Held{Addr: a.Prefix.Addr(), UID: uid, Namespace: p.Namespace,
 					PodName: p.Name, Identity: p.Identity, Pool: a.Pool, Mode: a.Mode, Network: a.Network,
 					Interface: a.Interface, Keep: p.Keep})
 			}
 		}
 	}
-	w.logf("%s: answers round %d, has %d, bars %v", n.name, roll.Round%1e12, len(answer.Held), reply.Bar)
+	w.logf("%s: answers round %d, has %d, bars %v", n.name, audit.Round%1e12, len(report.Held), reply.Bar)
 	if w.calm || w.some(80) {
-		w.said.put(n.name, answer)
+		w.said.put(n.name, report)
 		n.orphan = false
 	}
 }
@@ -625,7 +625,7 @@ var deeds = []deed{
 		}
 	}},
 	{2, func(w *world) {
-		if c := pickOne(w.r, w.controllers); w.unnoticed == 0 || w.roll.Term != w.unnoticed {
+		if c := pickOne(w.r, w.controllers); w.unnoticed == 0 || w.audit.Term != w.unnoticed {
 			w.logf("controller restarts")
 			c.book = nil
 		}
@@ -986,8 +986,8 @@ func (w *world) restoreHastily() {
 	}
 	for range 2 {
 		for _, c := range w.controllers {
-			if c.book != nil && !c.book.Stale() && w.apply(c.name, c.book.Lead(w.roll, w.Now())) == nil {
-				c.book.SetRoll(w.roll)
+			if c.book != nil && !c.book.Stale() && w.apply(c.name, c.book.Lead(w.audit, w.Now())) == nil {
+				c.book.SetAudit(w.audit)
 			}
 		}
 	}
@@ -1002,13 +1002,13 @@ func (w *world) restoreHastily() {
 // restoreWithin restores within that time, if that will be noticed by what the controllers have seen.
 func (w *world) restoreWithin(d time.Duration) {
 	for _, c := range w.controllers {
-		if c.book == nil || !w.backup.roll.older(c.book.roll) {
+		if c.book == nil || !w.backup.audit.older(c.book.audit) {
 			w.restore()
 			return
 		}
 	}
 	w.hasty++
-	w.unnoticed = w.backup.roll.Term
+	w.unnoticed = w.backup.audit.Term
 	w.restoreAfter(d)
 }
 
@@ -1058,7 +1058,7 @@ func (w *world) restoreAfter(d time.Duration) {
 	w.pools.back(w.backup.pools)
 	w.hosts.back(w.backup.hosts)
 	w.said.back(w.backup.said)
-	w.roll = w.backup.roll
+	w.audit = w.backup.audit
 	w.restores++
 	w.rev += 1000 // etcdutl snapshot restore --bump-revision
 }
@@ -1183,7 +1183,7 @@ func (w *world) sweep(c *controller) {
 			}
 		}
 	}
-	do(Plan{Writes: []Write{c.book.Lead(w.roll, w.Now())}}, "")
+	do(Plan{Writes: []Write{c.book.Lead(w.audit, w.Now())}}, "")
 	do(c.book.Recall(w.Now()), "")
 	for _, a := range c.book.Addresses() {
 		do(c.book.Review(a, w.Now(), w.wanted), "")
@@ -1228,7 +1228,7 @@ func (w *world) fingerprint() string {
 		}
 	}
 	say(w.pools.keys()...)
-	say(strconv.FormatBool(w.roll.Recalling), strconv.FormatInt(w.roll.Round, 10))
+	say(strconv.FormatBool(w.audit.Recalling), strconv.FormatInt(w.audit.Round, 10))
 	return s.String()
 }
 
@@ -1240,7 +1240,7 @@ func (w *world) explained() {
 	for _, p := range w.pods.objs {
 		pods[p.UID] = p
 	}
-	if w.roll.Recalling {
+	if w.audit.Recalling {
 		w.failf("nodes are still asked")
 	}
 	for _, key := range w.ips.keys() {

@@ -273,8 +273,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 
 // The model test can fail: without any one of the rules on which safety rests, it does. It is tried from the seed on
 // that once did. What no history ever showed, or none of many does any more, has a test of its own: that other nodes
-// are listed past the caches, TestWhatNoVersionCoversIsReadPastTheCaches; that an answer bars what was asked for,
-// TestAnAnswerBarsWhatWasAskedForAndIsNotHere; that a mark of the future counts as lost,
+// are listed past the caches, TestWhatNoVersionCoversIsReadPastTheCaches; that a report bars what was asked for,
+// TestAReportBarsWhatWasAskedForAndIsNotHere; that a mark of the future counts as lost,
 // TestARestoreIsNoticedThoughAClockWasWrong; that an agent speaks of no other node's pods, which a controller that
 // knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
 // before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was told

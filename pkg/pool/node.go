@@ -129,9 +129,9 @@ type Reply struct {
 	Checked bool
 }
 
-// Respond says what an agent does before it answers a roll. holds reports whether a pod has a namespace on the node, or
-// an ADD of it is under way. checked is the last epoch for which the node has heeded Checked.
-func Respond(r Roll, holds func(UID) bool, checked int64) Reply {
+// Respond says what an agent does before it answers an audit. holds reports whether a pod has a namespace on the node,
+// or an ADD of it is under way. checked is the last epoch for which the node has heeded Checked.
+func Respond(r Audit, holds func(UID) bool, checked int64) Reply {
 	reply := Reply{Checked: r.Epoch != checked}
 	for uid := range r.Asked {
 		if !holds(uid) {

@@ -101,7 +101,7 @@ func (d *placing) plan() Plan {
 	}
 	place := PlacePod{UID: pod.UID, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name,
 		Without: append(without, d.lost()...)}
-	known := d.roll
+	known := d.audit
 	place.If = []Check{{Since: &known}}
 	var plan Plan
 	held := map[string]bool{}
@@ -159,29 +159,29 @@ func (d *placing) withoutRoutes() (nodes []string, wait Plan) {
 		return nil, Plan{}
 	}
 	refuses := func(node, which string) Plan {
-		return Plan{Reason: fmt.Sprintf("%s pool %s: %s", which, d.all[i].ip.Pool, d.answers[node].CannotRoute),
+		return Plan{Reason: fmt.Sprintf("%s pool %s: %s", which, d.all[i].ip.Pool, d.reports[node].CannotRoute),
 			Remedy: "see Routed pools in docs/pools.md for what a node needs"}
 	}
 	if pod := d.pod; pod.Node != "" {
 		given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
-		if given || pod.ReportedIP.IsValid() || d.answers[pod.Node].CannotRoute == "" {
+		if given || pod.ReportedIP.IsValid() || d.reports[pod.Node].CannotRoute == "" {
 			return nil, Plan{}
 		}
 		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.answers)) {
-		if d.answers[name].CannotRoute != "" {
+	for _, name := range slices.Sorted(maps.Keys(d.reports)) {
+		if d.reports[name].CannotRoute != "" {
 			nodes = append(nodes, name)
 		}
 	}
-	if len(nodes) > 0 && len(nodes) == len(d.answers) {
+	if len(nodes) > 0 && len(nodes) == len(d.reports) {
 		return nil, refuses(nodes[0], fmt.Sprintf("no node can route addresses, such as %s, of", nodes[0]))
 	}
 	return nodes[:min(len(nodes), mostWithout)], Plan{}
 }
 
 // elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that
-// was made before it got its node, and would start a second time. Only the answers tell, not the status of its PodIPs:
+// was made before it got its node, and would start a second time. Only the reports tell, not the status of its PodIPs:
 // after a restore, an agent reports of no pod that the cluster has elsewhere.
 func (d *placing) elsewhere() string {
 	for _, node := range d.holders(d.pod.UID) {
@@ -232,7 +232,7 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 	if c, ok := d.chooseGiven(s, true); ok {
 		return c, Plan{}
 	}
-	for _, h := range d.answers[pod.Node].Held { // it cannot be told another one than it runs with
+	for _, h := range d.reports[pod.Node].Held { // it cannot be told another one than it runs with
 		if h.UID == pod.UID && h.Interface == s.iface && h.Addr.Is4() == s.v4 && !d.taken[h.Addr] {
 			return c, Plan{Reason: fmt.Sprintf("it runs with %s, which is not known to be its own", h.Addr),
 				Addrs: []netip.Addr{h.Addr}}
@@ -267,7 +267,7 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
 				Addrs: []netip.Addr{p.Addr}}
 			if f.Ask {
-				wait.Writes = []Write{d.roll.askFor(p, d.now)}
+				wait.Writes = []Write{d.audit.askFor(p, d.now)}
 			}
 			return c, wait
 		}
@@ -304,8 +304,8 @@ func (d *placing) chooseGiven(s slot, runs bool) (c choice, ok bool) {
 // runsWith reports whether a pod that has not been told of an address has it, as its node reports: it was told before
 // the API server's data were restored.
 func (d *placing) runsWith(a netip.Addr) bool {
-	p, answer := d.ips[a], d.answers[d.pod.Node]
-	return p != nil && p.PodUID == d.pod.UID && p.boundOn(d.pod.Node) || d.pod.Node != "" && answer.has(d.pod.UID, a)
+	p, report := d.ips[a], d.reports[d.pod.Node]
+	return p != nil && p.PodUID == d.pod.UID && p.boundOn(d.pod.Node) || d.pod.Node != "" && report.has(d.pod.UID, a)
 }
 
 // own returns the addresses of the pod's identity that can be the slot's, those of earlier pools first, and of a shared

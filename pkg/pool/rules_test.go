@@ -116,17 +116,17 @@ var broke = []struct{ file, is, becomes string }{
 	}
 	if p.Deleting {
 		again`},
-	{"roll.go", `	if lost {
+	{"audit.go", `	if lost {
 `, `	if broken(futureIsLost) && live.Mark.After(now) {
 		lost = live.older(seen)
 	}
 	if lost && !broken(restoresAreNoticed) {
 `},
-	{"roll.go", `	w.If = []Check{{Gone: &Pod{UID: p.PodUID`, `	if broken(podIsLookedUp) {
+	{"audit.go", `	w.If = []Check{{Gone: &Pod{UID: p.PodUID`, `	if broken(podIsLookedUp) {
 		return w
 	}
 	w.If = []Check{{Gone: &Pod{UID: p.PodUID`},
-	{"roll.go", `	if all.Verdict != Yes {`, `	if broken(restoresWaitForAll) {
+	{"audit.go", `	if all.Verdict != Yes {`, `	if broken(restoresWaitForAll) {
 		all.If = nil
 	} else if all.Verdict != Yes {`},
 	{"place.go", `	place.If = []Check{{Since: &known}}`, `	if !broken(placedSinceMark) {

@@ -76,8 +76,8 @@ type api struct {
 	pods     store[Pod]
 	pools    store[modelPool]
 	hosts    store[Node]
-	said     store[Answer]
-	roll     Roll
+	said     store[Report]
+	audit    Audit
 }
 
 // store has the objects of a kind, and what has happened to them.
@@ -164,10 +164,10 @@ type node struct {
 	// wiped: the state directory was emptied, and the agent has yet to notice: until then the plugin gives no address of a
 	// pool. vouches: it has, and until the next boot an ADD needs its word.
 	wiped, vouches bool
-	// lost: the state directory was emptied in this boot. unsuspecting: the agent cannot tell, since its answer went with
+	// lost: the state directory was emptied in this boot. unsuspecting: the agent cannot tell, since its report went with
 	// the Node. It takes down a pod that has ended once it has heard of that, not before (docs/pools.md, Limits).
 	lost, unsuspecting bool
-	// orphan: the node's answer is that of an earlier Node, and is about to be deleted with it.
+	// orphan: the node's report is that of an earlier Node, and is about to be deleted with it.
 	orphan bool
 	// starting are sandboxes that were created for a pod as kubelet saw it then, before their ADD.
 	starting map[UID]Pod
@@ -299,7 +299,7 @@ func (w *world) Node(_ context.Context, name string) (*Node, error) {
 }
 
 func (w *world) Nodes(context.Context) ([]string, error) { return w.hosts.keys(), nil }
-func (w *world) Roll(context.Context) (Roll, error)      { return w.roll, nil }
+func (w *world) Audit(context.Context) (Audit, error)    { return w.audit, nil }
 func (w *world) Now() time.Time                          { return w.now.Add(w.skew) }
 
 // apply carries out a write as an API server does.
@@ -418,12 +418,12 @@ func (w *world) applied(wr Write) error {
 			return nil
 		}
 		w.pools.put(wr.Name, is)
-	case WriteRoll:
-		if wr.Roll.Version != w.roll.Version {
+	case WriteAudit:
+		if wr.Audit.Version != w.audit.Version {
 			return errConflict
 		}
-		w.roll, w.epoch = wr.Roll, max(w.epoch, wr.Roll.Epoch)
-		w.roll.Version = w.version()
+		w.audit, w.epoch = wr.Audit, max(w.epoch, wr.Audit.Epoch)
+		w.audit.Version = w.version()
 	default:
 		panic(wr)
 	}
@@ -478,7 +478,7 @@ func (w *world) deletePod(is Pod) {
 	w.pods.put(is.Name, is)
 }
 
-// send carries out a write over a network that may lose, delay or repeat it, or lose the answer.
+// send carries out a write over a network that may lose, delay or repeat it, or lose the report.
 func (w *world) send(by string, wr Write) error {
 	if w.calm {
 		return w.apply(by, wr)
@@ -531,9 +531,9 @@ func describe(wr Write) string {
 		return fmt.Sprintf("place %s %s: %v", wr.Name, wr.UID, all)
 	case EndPod:
 		return fmt.Sprintf("end %s %s", wr.Name, wr.UID)
-	case WriteRoll:
-		return fmt.Sprintf("roll@%s: round %d for %v, epoch %d, recalling %t", wr.Roll.Version, wr.Roll.Round%1e12,
-			slices.Sorted(maps.Keys(wr.Roll.Asked)), wr.Roll.Epoch%1e12, wr.Roll.Recalling)
+	case WriteAudit:
+		return fmt.Sprintf("audit@%s: round %d for %v, epoch %d, recalling %t", wr.Audit.Version, wr.Audit.Round%1e12,
+			slices.Sorted(maps.Keys(wr.Audit.Asked)), wr.Audit.Epoch%1e12, wr.Audit.Recalling)
 	}
 	return fmt.Sprintf("%T%+v", wr, wr)
 }
@@ -624,18 +624,18 @@ type live struct {
 	book *Book
 }
 
-func (l live) Seen() Roll { return l.book.roll }
+func (l live) Seen() Audit { return l.book.audit }
 
 // Controllers.
 
 // start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
 func (w *world) start(c *controller) {
 	c.jobs, c.book, c.stuck, c.due = nil, nil, [5]bool{}, map[string]bool{}
-	next := Lead(w.roll, Roll{}, w.Now())
-	if w.send(c.name, WriteRoll{Roll: next}) != nil {
+	next := Lead(w.audit, Audit{}, w.Now())
+	if w.send(c.name, WriteAudit{Audit: next}) != nil {
 		return
 	}
-	c.book = NewBook(w.roll)
+	c.book = NewBook(w.audit)
 	w.relistAll(c)
 }
 
@@ -697,11 +697,11 @@ func (w *world) relist(c *controller, kind int) {
 		c.at[3] = len(w.hosts.log)
 	case 4:
 		for _, key := range w.said.keys() {
-			b.SetAnswer(w.said.objs[key])
+			b.SetReport(w.said.objs[key])
 		}
-		for _, name := range slices.Sorted(maps.Keys(b.answers)) {
+		for _, name := range slices.Sorted(maps.Keys(b.reports)) {
 			if _, ok := w.said.objs[name]; !ok {
-				b.RemoveAnswer(name)
+				b.RemoveReport(name)
 			}
 		}
 		c.at[4] = len(w.said.log)
@@ -803,9 +803,9 @@ func (w *world) watch(c *controller, kind, most int) {
 				return
 			}
 			if e.obj == nil {
-				b.RemoveAnswer(e.key)
+				b.RemoveReport(e.key)
 			} else {
-				b.SetAnswer(*e.obj)
+				b.SetReport(*e.obj)
 			}
 		}
 		c.at[kind]++
@@ -862,14 +862,14 @@ func (w *world) turn(c *controller) {
 		return
 	}
 	if c.book.Stale() {
-		if w.send(c.name, c.book.Lead(w.roll, w.Now())) == nil {
+		if w.send(c.name, c.book.Lead(w.audit, w.Now())) == nil {
 			w.start(c)
 		}
 		return
 	}
 	if w.some(10) {
-		if w.send(c.name, c.book.Lead(w.roll, w.Now())) == nil {
-			c.book.SetRoll(w.roll)
+		if w.send(c.name, c.book.Lead(w.audit, w.Now())) == nil {
+			c.book.SetAudit(w.audit)
 		}
 	}
 	for kind := range 5 {
@@ -984,7 +984,7 @@ func (w *world) work(c *controller, i int) {
 	}
 	if err != nil {
 		c.drop(j)
-		c.book.SetRoll(w.roll)
+		c.book.SetAudit(w.audit)
 		c.jobs = slices.Delete(c.jobs, i, i+1)
 		return
 	}
@@ -999,8 +999,8 @@ func (w *world) work(c *controller, i int) {
 		}
 	case PlacePod:
 		wr.NoteIn(c.book)
-	case WriteRoll:
-		c.book.SetRoll(w.roll)
+	case WriteAudit:
+		c.book.SetAudit(w.audit)
 	}
 	if j.writes = j.writes[1:]; len(j.writes) == 0 {
 		c.jobs = slices.Delete(c.jobs, i, i+1)

@@ -57,21 +57,21 @@ type (
 		Held          bool
 		If            []Check
 	}
-	// WriteRoll writes what all nodes are asked; without a Version, it creates that.
-	WriteRoll struct {
-		Roll Roll
-		If   []Check
+	// WriteAudit writes what all nodes are asked; without a Version, it creates that.
+	WriteAudit struct {
+		Audit Audit
+		If    []Check
 	}
 )
 
-func (w CreateIP) conditions() []Check  { return w.If }
-func (w UpdateIP) conditions() []Check  { return w.If }
-func (w StatusIP) conditions() []Check  { return w.If }
-func (w DeleteIP) conditions() []Check  { return w.If }
-func (w PlacePod) conditions() []Check  { return w.If }
-func (w EndPod) conditions() []Check    { return w.If }
-func (w HoldPool) conditions() []Check  { return w.If }
-func (w WriteRoll) conditions() []Check { return w.If }
+func (w CreateIP) conditions() []Check   { return w.If }
+func (w UpdateIP) conditions() []Check   { return w.If }
+func (w StatusIP) conditions() []Check   { return w.If }
+func (w DeleteIP) conditions() []Check   { return w.If }
+func (w PlacePod) conditions() []Check   { return w.If }
+func (w EndPod) conditions() []Check     { return w.If }
+func (w HoldPool) conditions() []Check   { return w.If }
+func (w WriteAudit) conditions() []Check { return w.If }
 
 // ErrStale is the error of a write whose conditions are not met: what it was decided on no longer holds.
 var ErrStale = errors.New("decided on outdated state")
@@ -84,10 +84,10 @@ type Live interface {
 	Node(ctx context.Context, name string) (*Node, error)
 	// Nodes returns the names of all nodes.
 	Nodes(ctx context.Context) ([]string, error)
-	// Roll returns what nodes are asked; without a Version there is none.
-	Roll(ctx context.Context) (Roll, error)
-	// Seen returns the newest roll that this controller has read or written, for it may be newer than that of a plan.
-	Seen() Roll
+	// Audit returns what nodes are asked; without a Version there is none.
+	Audit(ctx context.Context) (Audit, error)
+	// Seen returns the newest audit that this controller has read or written, for it may be newer than that of a plan.
+	Seen() Audit
 	Now() time.Time
 }
 
@@ -101,9 +101,9 @@ type Check struct {
 	Off string
 	// Among are nodes besides which there must be no other.
 	Among []string
-	// Since is the roll that was known: the API server must not have forgotten anything since, nor anything that this
+	// Since is the audit that was known: the API server must not have forgotten anything since, nor anything that this
 	// controller has seen.
-	Since *Roll
+	Since *Audit
 }
 
 // Holds returns nil if all conditions of a write are met, [ErrStale] if one is not.
@@ -159,7 +159,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 	}
 	if c.Since != nil {
-		is, err := live.Roll(ctx)
+		is, err := live.Audit(ctx)
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func Placed(is *Pod, version string) bool {
 	return is != nil && is.Version == version && is.Assigned != nil && !is.Gated
 }
 
-// Plan is what to do now for a pod, an address, a pool or the roll.
+// Plan is what to do now for a pod, an address, a pool or the audit.
 type Plan struct {
 	// Writes to make, in this order; the first that fails ends the plan.
 	Writes []Write

@@ -195,7 +195,7 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 	p.until(t, "the pool to serve", func() bool {
 		return len(p.query(t, `stayput_controller_pool_gate_duration_seconds_count{waited="false"} == 0 and `+
 			`ignoring(waited) stayput_controller_pool_recalling == 0`)) == 1 &&
-			len(p.query(t, `stayput_agent_pool_answer_owed == 0`)) == 3
+			len(p.query(t, `stayput_agent_pool_report_owed == 0`)) == 3
 	})
 	deploy(t, c, ns, lab.Workload{Name: "pooled", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
 	p.until(t, "one of two pods to wait for an address", func() bool {

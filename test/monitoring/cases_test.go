@@ -296,8 +296,8 @@ var cases = map[string]alertCase{
 		after: "7m",
 	},
 	"StayputPoolAnswerOwed": {
-		fires: []string{`stayput_agent_pool_answer_owed{instance="node-1"} = 1x20`},
-		quiet: []string{`stayput_agent_pool_answer_owed{instance="node-1"} = 1x3 0x20`},
+		fires: []string{`stayput_agent_pool_report_owed{instance="node-1"} = 1x20`},
+		quiet: []string{`stayput_agent_pool_report_owed{instance="node-1"} = 1x3 0x20`},
 		after: "7m", value: "1",
 	},
 	"StayputPodEndsUnproven": {

@@ -163,7 +163,7 @@ func TestAnOutageOfTheAPIServerIsOnePage(t *testing.T) {
 			"stayput_agent_api_writes_total"+node+`,verb="apply",result="unreachable"} = 0x9 1+4x30`,
 			"stayput_agent_pool_failures_total"+node+`,part="watch"} = 0x9 1+6x30`,
 			"stayput_agent_pool_failures_total"+node+`,part="pod"} = 0x9 1+2x30`,
-			"stayput_agent_pool_answer_owed"+node+"} = 0x40",
+			"stayput_agent_pool_report_owed"+node+"} = 0x40",
 		)
 	}
 	for _, controller := range []string{"controller-1", "controller-2"} { // they restart, and wait for the lease

@@ -65,14 +65,14 @@ type api interface {
 	// Pod returns a pod of any node.
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)
 	PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error)
-	// Report applies the status of a PodIP, bound to its UID and version.
-	Report(ctx context.Context, ip *v1alpha1.PodIP) error
-	Roll(ctx context.Context) (roll *v1alpha1.PodIPAudit, version string, err error)
-	WatchRoll(ctx context.Context, version string) (watch.Interface, error)
-	// Answer returns the answer of this node.
-	Answer(ctx context.Context) (*v1alpha1.PodIPReport, error)
-	// Say applies the answer of this node.
-	Say(ctx context.Context, answer *v1alpha1.PodIPReport) error
+	// ApplyStatus applies the status of a PodIP, bound to its UID and version.
+	ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error
+	Audit(ctx context.Context) (audit *v1alpha1.PodIPAudit, version string, err error)
+	WatchAudit(ctx context.Context, version string) (watch.Interface, error)
+	// Report returns the report of this node.
+	Report(ctx context.Context) (*v1alpha1.PodIPReport, error)
+	// ApplyReport applies the report of this node.
+	ApplyReport(ctx context.Context, report *v1alpha1.PodIPReport) error
 	// Node returns the UID of this node, empty if it does not exist.
 	Node(ctx context.Context) (types.UID, error)
 	// Routed calls each for all PodIPs of mode Routed, of all nodes. After an error they were not all. Of a PodIP it and
@@ -198,7 +198,7 @@ func (s *server) PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, e
 	return ip, nil
 }
 
-func (s *server) Report(ctx context.Context, ip *v1alpha1.PodIP) error {
+func (s *server) ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error {
 	var since *metav1.Time
 	if ip.Status.Since != nil {
 		since = &metav1.Time{Time: ip.Status.Since.UTC().Truncate(time.Second)}
@@ -235,13 +235,13 @@ func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]a
 		metav1.ParameterCodec).Body(body).Do(ctx).Error()
 }
 
-func rollSelector() string {
+func auditSelector() string {
 	return fields.OneTermEqualSelector(metav1.ObjectNameField, v1alpha1.PodIPAuditName).String()
 }
 
-func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPAudit, string, error) {
+func (s *server) Audit(ctx context.Context) (*v1alpha1.PodIPAudit, string, error) {
 	list := &v1alpha1.PodIPAuditList{}
-	if err := s.list(ctx, s.client.Get().Resource("podipaudits"), rollSelector(), list); err != nil {
+	if err := s.list(ctx, s.client.Get().Resource("podipaudits"), auditSelector(), list); err != nil {
 		return nil, "", fmt.Errorf("reading the PodIPAudit: %w", err)
 	}
 	for i := range list.Items {
@@ -252,15 +252,15 @@ func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPAudit, string, error)
 	return nil, list.ResourceVersion, nil
 }
 
-func (s *server) WatchRoll(ctx context.Context, version string) (watch.Interface, error) {
-	w, err := s.watch(ctx, s.client.Get().Resource("podipaudits"), rollSelector(), version)
+func (s *server) WatchAudit(ctx context.Context, version string) (watch.Interface, error) {
+	w, err := s.watch(ctx, s.client.Get().Resource("podipaudits"), auditSelector(), version)
 	if err != nil {
 		return nil, fmt.Errorf("watching the PodIPAudit: %w", err)
 	}
 	return w, nil
 }
 
-func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPReport, error) {
+func (s *server) Report(ctx context.Context) (*v1alpha1.PodIPReport, error) {
 	a := &v1alpha1.PodIPReport{}
 	there, err := s.get(ctx, s.client.Get().Resource("podipreports").Name(s.node), "podipreports", a)
 	if err != nil {
@@ -272,7 +272,7 @@ func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPReport, error) {
 	return a, nil
 }
 
-func (s *server) Say(ctx context.Context, a *v1alpha1.PodIPReport) error {
+func (s *server) ApplyReport(ctx context.Context, a *v1alpha1.PodIPReport) error {
 	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podipreports").Name(s.node), map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPReport",
 		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},

@@ -72,7 +72,7 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 		len(pods[0].Annotations)+len(pods[0].Labels)+len(pods[0].ManagedFields) != 1 {
 		t.Errorf("version %s of %+v", version, pods)
 	}
-	r, version, err := c.Roll(t.Context())
+	r, version, err := c.Audit(t.Context())
 	check(t, err)
 	if r == nil || r.Spec.Round.Nanosecond() != 6000 || version != "8" {
 		t.Errorf("version %s of %+v", version, r)
@@ -110,7 +110,7 @@ func TestOnlyTheAPIServersWordMeansThatThereIsNone(t *testing.T) {
 	check(t, err)
 	ip, err := c.PodIP(t.Context(), addr(1))
 	check(t, err)
-	a, err := c.Answer(t.Context())
+	a, err := c.Report(t.Context())
 	check(t, err)
 	of, err := c.Node(t.Context())
 	check(t, err)
@@ -118,20 +118,20 @@ func TestOnlyTheAPIServersWordMeansThatThereIsNone(t *testing.T) {
 		t.Errorf("found %v, %v, %v, %q", p, ip, a, of)
 	}
 	for what, ask := range map[string]func() error{
-		"a pod of an API server without pods":     func() error { _, err := c.Pod(t.Context(), "default", "x"); return err },
-		"a pod, and another thing is missing":     func() error { _, err := c.Pod(t.Context(), "default", "y"); return err },
-		"a PodIP, and another thing is missing":   func() error { _, err := c.PodIP(t.Context(), addr(2)); return err },
-		"a PodIP of an API server without PodIPs": func() error { _, err := c.PodIP(t.Context(), addr(3)); return err },
-		"pods of an API server without pods":      func() error { _, _, err := c.Pods(t.Context()); return err },
-		"a roll of an API server without rolls":   func() error { _, _, err := c.Roll(t.Context()); return err },
+		"a pod of an API server without pods":      func() error { _, err := c.Pod(t.Context(), "default", "x"); return err },
+		"a pod, and another thing is missing":      func() error { _, err := c.Pod(t.Context(), "default", "y"); return err },
+		"a PodIP, and another thing is missing":    func() error { _, err := c.PodIP(t.Context(), addr(2)); return err },
+		"a PodIP of an API server without PodIPs":  func() error { _, err := c.PodIP(t.Context(), addr(3)); return err },
+		"pods of an API server without pods":       func() error { _, _, err := c.Pods(t.Context()); return err },
+		"an audit of an API server without audits": func() error { _, _, err := c.Audit(t.Context()); return err },
 	} {
 		if ask() == nil {
 			t.Errorf("%s: no error", what)
 		}
 	}
 	none, _ := serve(t, nil)
-	if _, err := none.Answer(t.Context()); err == nil {
-		t.Error("an answer of an API server without answers: no error")
+	if _, err := none.Report(t.Context()); err == nil {
+		t.Error("a report of an API server without reports: no error")
 	}
 	if _, err := none.Node(t.Context()); err == nil {
 		t.Error("a node of an API server without nodes: no error")
@@ -198,12 +198,12 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.0.1", UID: "x", ResourceVersion: "9"}}
 	since := metav1.Now()
 	ip.Status = v1alpha1.PodIPStatus{Phase: "Bound", PodUID: "u", NodeName: "n1", Since: &since}
-	check(t, c.Report(t.Context(), ip))
+	check(t, c.ApplyStatus(t.Context(), ip))
 	ip.Name, ip.Status.PodCIDR = "10.6.0.2", "10.244.1.0/24"
-	if err := c.Report(t.Context(), ip); !apierrors.IsNotFound(err) {
+	if err := c.ApplyStatus(t.Context(), ip); !apierrors.IsNotFound(err) {
 		t.Errorf("a PodIP that is gone: %v", err)
 	}
-	check(t, c.Say(t.Context(), &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: *micro(5)}}))
+	check(t, c.ApplyReport(t.Context(), &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: *micro(5)}}))
 	_, query, _ := strings.Cut((*got)[0], "?")
 	query, body, _ := strings.Cut(query, " ")
 	if query != "fieldManager=stayput-agent&force=true" {

@@ -23,7 +23,7 @@ import (
 type listing struct {
 	mu       sync.Mutex
 	complete bool
-	epoch    int64  // that the roll asks for, 0 if it is not known
+	epoch    int64  // that the audit asks for, 0 if it is not known
 	again    func() // ends what follows the last list, nil if there was none
 	// lost is true if bars of this boot may be lost: the plugin is told of a pod only once its PodIPs say the same.
 	lost bool
@@ -36,7 +36,7 @@ func (l *listing) reset() {
 	l.complete, l.epoch, l.again = false, 0, nil
 }
 
-// begin notes that a list begins, and how it ends early. It returns the epoch that the roll asks for, 0 if it is not
+// begin notes that a list begins, and how it ends early. It returns the epoch that the audit asks for, 0 if it is not
 // known.
 func (l *listing) begin(again func()) (epoch int64) {
 	l.mu.Lock()
@@ -149,8 +149,8 @@ func (f *follower) event(e watch.Event) error {
 	return nil
 }
 
-// beginEpoch begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are.
-// again ends what follows it, once the roll asks for the next one. It returns the epoch that has been begun.
+// beginEpoch begins the epoch that the audit asks for, if the node has not, and tells the plugin what pools there are.
+// again ends what follows it, once the audit asks for the next one. It returns the epoch that has been begun.
 //
 // If the plugin knows of no pools, though this node has answered for them before, the state directory was wiped: with
 // it the bars of pods that have ended. So until the next boot the plugin waits for the agent's word of each pod, as
@@ -165,11 +165,11 @@ func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, e
 	}
 	wiped := false
 	if served == nil {
-		answer, err := f.api.Answer(ctx)
+		report, err := f.api.Report(ctx)
 		if err != nil {
 			return 0, err
 		}
-		wiped = answer != nil
+		wiped = report != nil
 	}
 	checked, lost, err := ledger.Epoch(f.ledgers)
 	if err != nil {

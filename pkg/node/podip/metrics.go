@@ -18,7 +18,7 @@ type metrics struct {
 const (
 	partWatch  = "watch"  // of pods, PodIPs, or of the PodIPAudit
 	partPod    = "pod"    // to check a pod: to read or write its PodIPs, to bar it, to find out whether it is there
-	partAnswer = "answer" // to answer what all nodes are asked
+	partReport = "report" // to report what all nodes are asked for
 	partBooks  = "books"  // to look through the node's own books
 	partBars   = "bars"   // to sweep old bars
 	partRoutes = "routes" // to route addresses of pools of mode Routed
@@ -32,7 +32,7 @@ func newMetrics(k *Keeper) *metrics {
 		k: k,
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_agent_pool_failures_total",
-			Help: "Failures of the agent's pool operations by part: watch, pod, answer, books, bars or routes. " +
+			Help: "Failures of the agent's pool operations by part: watch, pod, report, books, bars or routes. " +
 				"Each is retried.",
 		}, []string{"part"}),
 		unproven: desc("stayput_agent_pool_unproven_pods",
@@ -40,7 +40,7 @@ func newMetrics(k *Keeper) *metrics {
 				"never have these again."),
 		oldest: desc("stayput_agent_pool_oldest_unproven_pod_age_seconds",
 			"Time since the agent has known that the oldest of them has ended, 0 without any."),
-		owed: desc("stayput_agent_pool_answer_owed", "Whether the node has not answered yet what all nodes are asked."),
+		owed: desc("stayput_agent_pool_report_owed", "Whether the node has not answered yet what all nodes are asked."),
 		routes: desc("stayput_agent_pool_routes",
 			"Routes of the node to addresses of pools that pods of other nodes have, also those that refuse packets."),
 	}
@@ -62,7 +62,7 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(m.unproven, prometheus.GaugeValue, float64(unproven))
 	c <- prometheus.MustNewConstMetric(m.oldest, prometheus.GaugeValue, oldest.Seconds())
 	owed := 0.0
-	if m.k.answerer.owes() {
+	if m.k.reporter.owes() {
 		owed = 1
 	}
 	c <- prometheus.MustNewConstMetric(m.owed, prometheus.GaugeValue, owed)
@@ -71,7 +71,7 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 
 // serves starts the counters at 0, so that rate() sees the first increment.
 func (m *metrics) serves() {
-	for _, part := range []string{partWatch, partPod, partAnswer, partBooks, partBars, partRoutes} {
+	for _, part := range []string{partWatch, partPod, partReport, partBooks, partBars, partRoutes} {
 		m.failures.WithLabelValues(part)
 	}
 }
@@ -83,7 +83,7 @@ func (m *metrics) failed(part string) {
 		part = partPod
 	case strings.HasPrefix(part, "routes."), part == "podCIDR":
 		part = partRoutes
-	case part == "pods", part == "roll", part == "routed":
+	case part == "pods", part == "audit", part == "routed":
 		part = partWatch
 	}
 	m.failures.WithLabelValues(part).Inc()

@@ -40,9 +40,9 @@ func (w *world) exported() map[string]float64 {
 
 func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 	inWorld(t, func(w *world) {
-		quiet := map[string]float64{"failures_total watch": 0, "failures_total pod": 0, "failures_total answer": 0,
+		quiet := map[string]float64{"failures_total watch": 0, "failures_total pod": 0, "failures_total report": 0,
 			"failures_total books": 0, "failures_total bars": 0, "failures_total routes": 0, "unproven_pods": 0,
-			"oldest_unproven_pod_age_seconds": 0, "answer_owed": 0, "routes": 0}
+			"oldest_unproven_pod_age_seconds": 0, "report_owed": 0, "routes": 0}
 		for n := range 2 {
 			w.given(n + 1)
 			w.runs(n + 1)
@@ -62,18 +62,18 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 		if is["failures_total pod"] < 4 || is["unproven_pods"] != 1 || is["oldest_unproven_pod_age_seconds"] != 60 {
 			t.Errorf("with a pod of which nothing can be proved %v", is)
 		}
-		w.c.putRoll(roll(5, 5))
+		w.c.putAudit(audit(5, 5))
 		w.pass(time.Minute)
 		is = w.exported()
-		if is["failures_total answer"] < 4 || is["answer_owed"] != 1 {
-			t.Errorf("with an answer owed %v", is)
+		if is["failures_total report"] < 4 || is["report_owed"] != 1 {
+			t.Errorf("with a report owed %v", is)
 		}
 
 		// It is done.
 		w.k.machine.observe = see
 		w.pass(time.Minute)
 		is = w.exported()
-		if is["unproven_pods"] != 0 || is["oldest_unproven_pod_age_seconds"] != 0 || is["answer_owed"] != 0 {
+		if is["unproven_pods"] != 0 || is["oldest_unproven_pod_age_seconds"] != 0 || is["report_owed"] != 0 {
 			t.Errorf("afterwards %v", is)
 		}
 		w.k.SetPools("")

@@ -27,14 +27,14 @@
 //	discover.go discoverer: pods that no watch brings
 //	check.go    checker: what is done about a pod that is due
 //	report.go   what is reported of it
-//	answer.go   answerer: the PodIPAudit, and the node's answers
+//	report.go   reporter: the PodIPAudit, and the node's reports
 //	routed.go   router: where routed addresses are, for package route
 //	sight.go    machine: what is on the node
 //	trouble.go  troubles: what does not work
 //	metrics.go  what is counted
 //	client.go   the API server
 //
-// Locks are taken in this order: follower, podTable, then one of listing and servedPools. Those of answerer, router and
+// Locks are taken in this order: follower, podTable, then one of listing and servedPools. Those of reporter, router and
 // troubles are taken alone, or last. Only the follower's is held while a file is written or the API server is asked.
 package podip
 
@@ -105,7 +105,7 @@ type Keeper struct {
 	follower   *follower
 	discoverer *discoverer
 	checker    *checker
-	answerer   *answerer
+	reporter   *reporter
 	router     *router
 }
 
@@ -127,22 +127,22 @@ func newKeeper(o Options, api api) *Keeper {
 	k.pods = &podTable{served: k.served, listing: k.listing, log: o.Log}
 	k.machine = newMachine(o)
 
-	discoverNow, answerNow := wake.New(), wake.New()
+	discoverNow, reportNow := wake.New(), wake.New()
 	k.follower = &follower{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
-		troubles: k.troubles, listed: []wake.Signal{discoverNow, answerNow},
+		troubles: k.troubles, listed: []wake.Signal{discoverNow, reportNow},
 	}
 	k.discoverer = &discoverer{
 		api: api, ledgers: o.Ledgers, pods: k.pods, listing: k.listing, machine: k.machine, troubles: k.troubles,
 		now: discoverNow,
 	}
-	k.answerer = &answerer{
+	k.reporter = &reporter{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
-		machine: k.machine, troubles: k.troubles, now: answerNow,
+		machine: k.machine, troubles: k.troubles, now: reportNow,
 	}
 	k.router = newRouter(o)
 	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine
-	k.router.answerer, k.router.troubles = k.answerer, k.troubles
+	k.router.reporter, k.router.troubles = k.reporter, k.troubles
 	k.checker = &checker{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, runtime: o.Runtime, serves: o.Serves, pods: k.pods,
 		follower: k.follower, machine: k.machine, router: k.router, troubles: k.troubles,
@@ -218,12 +218,12 @@ func (k *Keeper) serve(ctx context.Context) {
 	default:
 	}
 	k.listing.reset()
-	k.answerer.reset()
+	k.reporter.reset()
 	k.metrics.serves()
 	k.pods.begin(queue)
 	var wg sync.WaitGroup
 	for _, loop := range []func(context.Context){
-		k.follower.run, k.answerer.followRoll, k.answerer.run, k.discoverer.run, k.discoverer.sweeps, k.router.run,
+		k.follower.run, k.reporter.followAudit, k.reporter.run, k.discoverer.run, k.discoverer.sweeps, k.router.run,
 	} {
 		wg.Go(func() { loop(ctx) })
 	}

@@ -122,7 +122,7 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 	})
 }
 
-// Other nodes route to a pod by the time it answers: its node says that it is there before it starts.
+// Other nodes route to a pod by the time it reports: its node says that it is there before it starts.
 func TestARoutedPodIsReportedBeforeItStarts(t *testing.T) {
 	inWorld(t, func(w *world) {
 		route := func(cidr string) {
@@ -958,7 +958,7 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 		done := false
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t)
-			w.c.putRoll(roll(7, 7))
+			w.c.putAudit(audit(7, 7))
 			p, q := w.given(1), w.given(2)
 			w.starts(writes)
 			w.pass(time.Second)
@@ -970,8 +970,8 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 				w.pass(time.Second)
 			}
 			again()
-			if w.file(1) != text(1) || w.c.answer == nil {
-				t.Errorf("killed after %d writes: the file says %q, the answer is %v", writes, w.file(1), w.c.answer)
+			if w.file(1) != text(1) || w.c.report == nil {
+				t.Errorf("killed after %d writes: the file says %q, the report is %v", writes, w.file(1), w.c.report)
 			}
 			w.runs(1)
 			w.runs(2)
@@ -1016,8 +1016,8 @@ func micro(round int64) *metav1.MicroTime {
 	return &t
 }
 
-// roll has rounds in microseconds.
-func roll(round, epoch int64, asked ...string) *v1alpha1.PodIPAudit {
+// audit has rounds in microseconds.
+func audit(round, epoch int64, asked ...string) *v1alpha1.PodIPAudit {
 	r := &v1alpha1.PodIPAudit{}
 	r.Spec = v1alpha1.PodIPAuditSpec{Round: *micro(round), Epoch: micro(epoch), Term: micro(epoch),
 		Phase: v1alpha1.PodIPAuditSettled}
@@ -1030,35 +1030,35 @@ func roll(round, epoch int64, asked ...string) *v1alpha1.PodIPAudit {
 	return r
 }
 
-func (w *world) wantAnswer(round int64, held ...int) {
+func (w *world) wantReport(round int64, held ...int) {
 	w.t.Helper()
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
-	if w.c.answer == nil {
-		w.t.Errorf("no answer, want that of round %d; the agent says %q", round, w.k.Trouble())
+	if w.c.report == nil {
+		w.t.Errorf("no report, want that of round %d; the agent says %q", round, w.k.Trouble())
 		return
 	}
 	var is, want []string
-	for _, h := range w.c.answer.Spec.Held {
+	for _, h := range w.c.report.Spec.Held {
 		is = append(is, h.Address+" "+h.PodUID+" "+h.Namespace+"/"+h.PodName+" "+h.Pool)
 	}
 	for _, n := range held {
 		want = append(want, addr(n).String()+" "+uid(n)+" default/"+w.pod(n).Name+" blue")
 	}
-	if !w.c.answer.Spec.Round.Equal(micro(round)) || !slices.Equal(is, want) {
-		w.t.Errorf("answered round %v with %v, want round %d with %v", w.c.answer.Spec.Round, is, round, want)
+	if !w.c.report.Spec.Round.Equal(micro(round)) || !slices.Equal(is, want) {
+		w.t.Errorf("answered round %v with %v, want round %d with %v", w.c.report.Spec.Round, is, round, want)
 	}
 }
 
 func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.c.putRoll(roll(5, 5))
+		w.c.putAudit(audit(5, 5))
 		w.given(1)
 		w.given(2)
 		w.given(3)
 		w.runs(1)
 		w.pass(200 * time.Millisecond) // without a back-off
-		w.wantAnswer(5, 1)
+		w.wantReport(5, 1)
 		if said := w.k.Trouble(); said != "" {
 			t.Errorf("says %q", said)
 		}
@@ -1085,13 +1085,13 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		delete(w.c.pods, uid(3))
 		delete(w.c.ips, addr(1).String())
 		w.c.mu.Unlock()
-		w.c.roll.Spec.Round, w.c.roll.Spec.Epoch = *micro(3), micro(3)
-		w.c.answer.Spec.Round = *micro(3)
+		w.c.audit.Spec.Round, w.c.audit.Spec.Epoch = *micro(3), micro(3)
+		w.c.report.Spec.Round = *micro(3)
 		w.c.fail(nil)
 		w.pass(20 * time.Second)
-		w.c.putRoll(roll(9, 9))
+		w.c.putAudit(audit(9, 9))
 		w.pass(time.Second)
-		w.wantAnswer(9, 1)
+		w.wantReport(9, 1)
 		w.netns(2)
 		if err := w.add(2); !errors.Is(err, ledger.ErrUnseen) && !errors.Is(err, ledger.ErrBarred) {
 			t.Errorf("a pod that the cluster has forgotten starts: %v", err)
@@ -1102,9 +1102,9 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 
 		// The controller makes the PodIP again, and the recall is over.
 		w.putIP(addr(1), uid(1), "web-1")
-		over := roll(9, 9)
+		over := audit(9, 9)
 		over.Spec.Phase, over.Spec.Term = v1alpha1.PodIPAuditSettled, micro(10)
-		w.c.putRoll(over)
+		w.c.putAudit(over)
 		w.pass(time.Second)
 		w.wantPhase(1, v1alpha1.PodIPBound)
 	})
@@ -1113,20 +1113,20 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 // The clock of an earlier leader was ahead: after a restore the next epoch is below the one that the node has begun.
 func TestARecallByAClockThatIsBehindTheLastOneIsAnswered(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.c.putRoll(roll(9, 9))
+		w.c.putAudit(audit(9, 9))
 		w.given(1)
 		w.given(2)
 		w.runs(1)
 		w.pass(time.Second)
-		w.wantAnswer(9, 1)
+		w.wantReport(9, 1)
 
 		w.c.mu.Lock()
 		delete(w.c.pods, uid(2))
-		w.c.answer.Spec.Round = *micro(3)
+		w.c.report.Spec.Round = *micro(3)
 		w.c.mu.Unlock()
-		w.c.putRoll(roll(5, 5))
+		w.c.putAudit(audit(5, 5))
 		w.pass(time.Second)
-		w.wantAnswer(5, 1)
+		w.wantReport(5, 1)
 		if w.file(1) != text(1) || w.file(2) != "" {
 			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
 		}
@@ -1148,27 +1148,27 @@ func TestAnEventOfBeforeARecallWritesNoFile(t *testing.T) {
 			w.c.tell("MODIFIED", p) // of an API server that has forgotten it by now
 			w.c.mu.Unlock()
 			if i == 10 {
-				w.c.putRoll(roll(5, 5))
+				w.c.putAudit(audit(5, 5))
 			}
 		}
 		w.pass(time.Minute)
 		if w.file(1) != "" || w.file(2) != "" {
 			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
 		}
-		w.wantAnswer(5)
+		w.wantReport(5)
 	})
 }
 
-func TestPodsThatAreAskedForAreBarredBeforeTheAnswer(t *testing.T) {
+func TestPodsThatAreAskedForAreBarredBeforeTheReport(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.given(1)
 		w.runs(1)
 		w.pass(time.Second)
-		w.c.putRoll(roll(5, 5))
+		w.c.putAudit(audit(5, 5))
 		w.pass(time.Second)
-		w.c.putRoll(roll(6, 5, uid(1), uid(2), addr(1).String()))
+		w.c.putAudit(audit(6, 5, uid(1), uid(2), addr(1).String()))
 		w.pass(time.Second)
-		w.wantAnswer(6, 1)
+		w.wantReport(6, 1)
 		w.wantBarred(1, false)
 		w.wantBarred(2, true)
 
@@ -1195,49 +1195,49 @@ func TestPodsThatAreAskedForAreBarredBeforeTheAnswer(t *testing.T) {
 				w.c.mu.Unlock()
 			},
 		} {
-			round := v1alpha1.RoundOf(&w.c.answer.Spec.Round) / 1000
+			round := v1alpha1.RoundOf(&w.c.report.Spec.Round) / 1000
 			broken(true)
-			w.c.putRoll(roll(round+1, 5, uid(3)))
+			w.c.putAudit(audit(round+1, 5, uid(3)))
 			w.pass(time.Minute)
-			w.wantAnswer(round, 1)
+			w.wantReport(round, 1)
 			if w.k.Trouble() == "" {
 				t.Errorf("nothing is said of %s", what)
 			}
 			broken(false)
 			w.pass(20 * time.Second)
-			w.wantAnswer(round+1, 1)
+			w.wantReport(round+1, 1)
 		}
 	})
 }
 
-// The answer goes with its Node.
-func TestAnAnswerThatIsGoneIsGivenAgain(t *testing.T) {
+// The report goes with its Node.
+func TestAReportThatIsGoneIsWrittenAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.c.putRoll(roll(5, 5))
+		w.c.putAudit(audit(5, 5))
 		w.pass(time.Second)
-		w.wantAnswer(5)
+		w.wantReport(5)
 		w.c.mu.Lock()
-		w.c.answer, w.c.node = nil, "another"
+		w.c.report, w.c.node = nil, "another"
 		w.c.mu.Unlock()
 		for range 20 { // marks
 			w.pass(30 * time.Second)
-			w.c.putRoll(roll(5, 5))
+			w.c.putAudit(audit(5, 5))
 		}
-		w.wantAnswer(5)
-		if w.c.answer != nil && w.c.answer.OwnerReferences[0].UID != "another" {
+		w.wantReport(5)
+		if w.c.report != nil && w.c.report.OwnerReferences[0].UID != "another" {
 			t.Error("it belongs to a Node that is gone")
 		}
 		said := w.c.count("say")
 		for range 100 {
 			w.pass(30 * time.Second)
-			w.c.putRoll(roll(5, 5))
+			w.c.putAudit(audit(5, 5))
 		}
 		if n := w.c.count("say") - said; n > 0 {
 			t.Errorf("answered %d more times", n)
 		}
-		over := roll(5, 5) // nobody waits for an answer any more
+		over := audit(5, 5) // nobody waits for a report any more
 		over.Spec.Phase = v1alpha1.PodIPAuditSettled
-		w.c.putRoll(over)
+		w.c.putAudit(over)
 		w.pass(time.Minute)
 		reads := w.c.count("get")
 		w.pass(time.Hour)

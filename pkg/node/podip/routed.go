@@ -43,7 +43,7 @@ type router struct {
 	served   *servedPools
 	pods     *podTable
 	machine  *machine
-	answerer *answerer
+	reporter *reporter
 	troubles *troubles
 	table    table // nil if the node routes nothing
 
@@ -295,7 +295,7 @@ func (r *router) learnCannotRoute(ctx context.Context) {
 			why = byCloud
 		}
 		if why != "" || !asked.IsZero() {
-			r.answerer.setCannotRoute(why)
+			r.reporter.setCannotRoute(why)
 		}
 		if !wake.Pause(ctx, networkAgain) {
 			return

@@ -234,13 +234,13 @@ func TestANodeSaysThatItCannotRoute(t *testing.T) {
 			t.Helper()
 			w.c.mu.Lock()
 			defer w.c.mu.Unlock()
-			if w.c.answer == nil || w.c.answer.Spec.CannotRoute != want || !w.c.answer.Spec.Round.Equal(micro(5)) {
-				t.Errorf("%s: the answer is %+v, want %q", when, w.c.answer, want)
+			if w.c.report == nil || w.c.report.Spec.CannotRoute != want || !w.c.report.Spec.Round.Equal(micro(5)) {
+				t.Errorf("%s: the report is %+v, want %q", when, w.c.report, want)
 			}
 		}
-		over := roll(5, 5)
+		over := audit(5, 5)
 		over.Spec.Phase = v1alpha1.PodIPAuditSettled
-		w.c.putRoll(over)
+		w.c.putAudit(over)
 		w.pass(time.Second)
 		want("no pool is routed", "")
 		w.k.SetRouted(true)

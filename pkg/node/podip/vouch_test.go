@@ -70,9 +70,9 @@ func TestAnAnnotationThatNobodyVouchesForSaysNothing(t *testing.T) {
 		w.r.sandboxes["c1"] = cri.Sandbox{ID: "c1", Ready: true, Pod: w.name(1), Annotations: p.Annotations}
 		w.r.mu.Unlock()
 		w.k.Look(w.name(1), p.Annotations, false)
-		w.c.putRoll(roll(5, 0))
+		w.c.putAudit(audit(5, 0))
 		w.pass(time.Minute)
-		if a := w.c.answer; a == nil || !a.Spec.Round.Equal(micro(5)) || len(a.Spec.Held) > 0 {
+		if a := w.c.report; a == nil || !a.Spec.Round.Equal(micro(5)) || len(a.Spec.Held) > 0 {
 			t.Errorf("the node answers %+v", a)
 		}
 		w.wantPhase(1, "")
@@ -137,7 +137,7 @@ func TestAWipeHasThePluginWaitForTheAgentsWord(t *testing.T) {
 	for name, away := range map[string]bool{"while the agent runs": false, "while it is away": true} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				w.c.putRoll(roll(5, 0))
+				w.c.putAudit(audit(5, 0))
 				w.given(1)
 				gone := w.given(2)
 				w.runs(2)
@@ -182,7 +182,7 @@ func TestAfterAWipeThePodIPTellsOfAPodThatHasEnded(t *testing.T) {
 		for _, deleted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, Node deleted %t", name, deleted), func(t *testing.T) {
 				inWorld(t, func(w *world) {
-					w.c.putRoll(roll(5, 5))
+					w.c.putAudit(audit(5, 5))
 					w.given(1) // or nothing was lost
 					w.pass(time.Second)
 					w.end()
@@ -191,7 +191,7 @@ func TestAfterAWipeThePodIPTellsOfAPodThatHasEnded(t *testing.T) {
 					w.c.mu.Lock()
 					w.c.ips[addr(2).String()].Status = v1alpha1.PodIPStatus{NodeName: node, PodUID: uid(2), Phase: phase}
 					if deleted {
-						w.c.answer = nil
+						w.c.report = nil
 					}
 					w.c.mu.Unlock()
 					w.starts(-1)

@@ -64,13 +64,13 @@ type cluster struct {
 	failIP   error // of those for PodIPs
 	pods     map[string]*Pod
 	ips      map[string]*v1alpha1.PodIP
-	roll     *v1alpha1.PodIPAudit
-	answer   *v1alpha1.PodIPReport
+	audit    *v1alpha1.PodIPAudit
+	report   *v1alpha1.PodIPReport
 	node     types.UID
 	off      bool // by the taint
 	byCloud  bool // has the routes
 	podsOf   map[*watch.RaceFreeFakeWatcher]bool
-	rollOf   map[*watch.RaceFreeFakeWatcher]bool
+	auditsOf map[*watch.RaceFreeFakeWatcher]bool
 	routedOf map[*watch.RaceFreeFakeWatcher]bool
 	podCIDRs []netip.Prefix // of the node
 	asked    []string
@@ -81,7 +81,7 @@ type cluster struct {
 
 func newCluster() *cluster {
 	return &cluster{version: 100, pods: map[string]*Pod{}, ips: map[string]*v1alpha1.PodIP{}, node: "node-uid",
-		podsOf: map[*watch.RaceFreeFakeWatcher]bool{}, rollOf: map[*watch.RaceFreeFakeWatcher]bool{},
+		podsOf: map[*watch.RaceFreeFakeWatcher]bool{}, auditsOf: map[*watch.RaceFreeFakeWatcher]bool{},
 		routedOf: map[*watch.RaceFreeFakeWatcher]bool{},
 		mayWrite: func() bool { return true }, wrote: func() {}}
 }
@@ -144,8 +144,8 @@ func (c *cluster) WatchPods(ctx context.Context, _ string) (watch.Interface, err
 	return c.watch(ctx, c.podsOf, "watch pods")
 }
 
-func (c *cluster) WatchRoll(ctx context.Context, _ string) (watch.Interface, error) {
-	return c.watch(ctx, c.rollOf, "watch roll")
+func (c *cluster) WatchAudit(ctx context.Context, _ string) (watch.Interface, error) {
+	return c.watch(ctx, c.auditsOf, "watch audit")
 }
 
 func (c *cluster) Pod(_ context.Context, namespace, name string) (*Pod, error) {
@@ -165,7 +165,7 @@ func (c *cluster) PodIP(_ context.Context, a netip.Addr) (*v1alpha1.PodIP, error
 	return copyOf(c.ips[a.String()]), errors.Join(c.ask("get podip "+a.String()), c.failIP)
 }
 
-func (c *cluster) Report(_ context.Context, ip *v1alpha1.PodIP) error {
+func (c *cluster) ApplyStatus(_ context.Context, ip *v1alpha1.PodIP) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.mayWrite() {
@@ -187,19 +187,19 @@ func (c *cluster) Report(_ context.Context, ip *v1alpha1.PodIP) error {
 	return nil
 }
 
-func (c *cluster) Roll(context.Context) (*v1alpha1.PodIPAudit, string, error) {
+func (c *cluster) Audit(context.Context) (*v1alpha1.PodIPAudit, string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return copyOf(c.roll), strconv.Itoa(c.version), c.ask("list roll")
+	return copyOf(c.audit), strconv.Itoa(c.version), c.ask("list audit")
 }
 
-func (c *cluster) Answer(context.Context) (*v1alpha1.PodIPReport, error) {
+func (c *cluster) Report(context.Context) (*v1alpha1.PodIPReport, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return copyOf(c.answer), c.ask("get answer")
+	return copyOf(c.report), c.ask("get report")
 }
 
-func (c *cluster) Say(_ context.Context, a *v1alpha1.PodIPReport) error {
+func (c *cluster) ApplyReport(_ context.Context, a *v1alpha1.PodIPReport) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.mayWrite() {
@@ -208,7 +208,7 @@ func (c *cluster) Say(_ context.Context, a *v1alpha1.PodIPReport) error {
 	if err := c.ask("say"); err != nil {
 		return err
 	}
-	c.answer = copyOf(a)
+	c.report = copyOf(a)
 	c.wrote()
 	return nil
 }
@@ -298,12 +298,12 @@ func (c *cluster) remove(uid string) {
 	c.tell(watch.Deleted, p)
 }
 
-func (c *cluster) putRoll(r *v1alpha1.PodIPAudit) {
+func (c *cluster) putAudit(r *v1alpha1.PodIPAudit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.Name, r.ResourceVersion = v1alpha1.PodIPAuditName, c.next()
-	c.roll = copyOf(r)
-	for w := range c.rollOf {
+	c.audit = copyOf(r)
+	for w := range c.auditsOf {
 		if !w.IsStopped() {
 			w.Modify(copyOf(r))
 		}
@@ -314,7 +314,7 @@ func (c *cluster) putRoll(r *v1alpha1.PodIPAudit) {
 func (c *cluster) endWatches() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, of := range []map[*watch.RaceFreeFakeWatcher]bool{c.podsOf, c.rollOf, c.routedOf} {
+	for _, of := range []map[*watch.RaceFreeFakeWatcher]bool{c.podsOf, c.auditsOf, c.routedOf} {
 		for w := range of {
 			if !w.IsStopped() {
 				w.Error(&metav1.Status{Code: http.StatusInternalServerError, Message: "going down"})

@@ -72,7 +72,7 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 	}
 	a := &api{now: hometest.Noon}
 	round := stayputv1alpha1.RoundTime(1000)
-	roll := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
+	audit := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
 		Spec: stayputv1alpha1.PodIPAuditSpec{Round: round, Term: &round, Mark: metav1.NewMicroTime(a.now),
 			Phase: stayputv1alpha1.PodIPAuditSettled}}
 	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{
@@ -81,7 +81,7 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 		Name: stayputv1alpha1.PolicyAddresses, UID: "binding-1"}}
 	base := fake.NewClientBuilder().WithScheme(scheme).
 		WithStatusSubresource(&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPPool{}, &spiderpoolv2beta1.SpiderIPPool{}).
-		WithObjects(append(objects, roll, policy, binding)...).Build()
+		WithObjects(append(objects, audit, policy, binding)...).Build()
 	write := func(verb string, o client.Object) error {
 		what := fmt.Sprintf("%s %s %s", verb, strings.TrimPrefix(fmt.Sprintf("%T", o), "*"), o.GetName())
 		what = strings.NewReplacer("v1alpha1.", "", "v1.", "").Replace(what)
@@ -271,7 +271,7 @@ func (c *controlling) begins() {
 			all:    func() []string { return c.poolNamesLocked(false) },
 			remove: func(o client.Object, _ string) { c.removePoolLocked(o.GetName()) },
 			end:    func(name, _ string) { c.removePoolLocked(name) }},
-		c.follower.addresses(s), c.follower.answers(s), c.follower.ofNamespaces(s), c.follower.spiderIPPools(),
+		c.follower.addresses(s), c.follower.reports(s), c.follower.ofNamespaces(s), c.follower.spiderIPPools(),
 	}
 	c.nodes = map[string]bool{}
 	c.looks()
@@ -1458,16 +1458,16 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
 	c := control(t, a)
 	c.works()
-	var roll stayputv1alpha1.PodIPAudit
+	var audit stayputv1alpha1.PodIPAudit
 	read := func() {
 		t.Helper()
-		if err := a.Get(t.Context(), types.NamespacedName{Name: stayputv1alpha1.PodIPAuditName}, &roll); err != nil {
+		if err := a.Get(t.Context(), types.NamespacedName{Name: stayputv1alpha1.PodIPAuditName}, &audit); err != nil {
 			t.Fatal(err)
 		}
 	}
 	read()
-	roll.Spec.Mark = metav1.NewMicroTime(a.now.Add(-time.Minute)) // as in a backup
-	if err := a.Update(t.Context(), &roll); err != nil {
+	audit.Spec.Mark = metav1.NewMicroTime(a.now.Add(-time.Minute)) // as in a backup
+	if err := a.Update(t.Context(), &audit); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue")); err != nil {
@@ -1494,11 +1494,11 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 		t.Errorf("said %q", notes)
 	}
 	read()
-	answer := &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec: stayputv1alpha1.PodIPReportSpec{Round: roll.Spec.Round, Held: []stayputv1alpha1.PodIPHeld{{
+	report := &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec: stayputv1alpha1.PodIPReportSpec{Round: audit.Spec.Round, Held: []stayputv1alpha1.PodIPHeld{{
 			Address: "10.6.168.101", PodUID: "forgotten", Namespace: "default", PodName: "db-0", Pool: "blue",
 			Mode: stayputv1alpha1.ModeL2, Interface: "eth0"}}}}
-	if err := a.WithWatch.Create(t.Context(), answer); err != nil {
+	if err := a.WithWatch.Create(t.Context(), report); err != nil {
 		t.Fatal(err)
 	}
 	c.works()
@@ -1530,20 +1530,20 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 		c.looks()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		roll := c.session.book.Roll()
-		roll.Round, roll.Asked = 7000, map[pool.UID]int64{"x": 7000}
-		c.session.book.SetRoll(roll)
+		audit := c.session.book.Audit()
+		audit.Round, audit.Asked = 7000, map[pool.UID]int64{"x": 7000}
+		c.session.book.SetAudit(audit)
 		return c.session.book.Unanswered()
 	}
 	expect := func(when string, want ...string) {
 		t.Helper()
 		c.follower.findAgents(t.Context(), c.session)
 		if got := owing(); !slices.Equal(got, want) {
-			t.Errorf("%s: %v owe an answer, want %v", when, got, want)
+			t.Errorf("%s: %v owe a report, want %v", when, got, want)
 		}
 	}
 	if got := owing(); len(got) != 2 {
-		t.Errorf("before it is known: %v owe an answer", got)
+		t.Errorf("before it is known: %v owe a report", got)
 	}
 	expect("the DaemonSet selects node-1", "node-1")
 	agents.Spec.Template.Spec.NodeSelector = nil
@@ -1676,7 +1676,7 @@ func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 	if err := a.Update(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	c.line.later = nil // the answer alone wakes the pod
+	c.line.later = nil // the report alone wakes the pod
 	c.works()
 	pod, has = a.pod(t, "web-0")
 	if len(has) != 1 || home.Gated(pod) {

@@ -153,22 +153,22 @@ func (c *follower) addresses(s *session) *feed {
 	}
 }
 
-// answers feeds what nodes answer.
-func (c *follower) answers(s *session) *feed {
+// reports feeds what nodes report.
+func (c *follower) reports(s *session) *feed {
 	names := map[string]bool{}
 	return &feed{c: c.state,
 		set: func(o client.Object) {
-			s.book.SetAnswer(pool.AnswerOf(o.(*stayputv1alpha1.PodIPReport), c.longest))
+			s.book.SetReport(pool.ReportOf(o.(*stayputv1alpha1.PodIPReport), c.longest))
 			names[o.GetName()] = true
 		},
 		remove: func(o client.Object, _ string) {
 			delete(names, o.GetName())
-			s.book.RemoveAnswer(o.GetName())
+			s.book.RemoveReport(o.GetName())
 		},
 		all: func() []string { return slices.Collect(maps.Keys(names)) },
 		end: func(name, _ string) {
 			delete(names, name)
-			s.book.RemoveAnswer(name)
+			s.book.RemoveReport(name)
 		},
 	}
 }

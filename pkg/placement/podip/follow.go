@@ -122,7 +122,7 @@ func (c *follower) serve(ctx context.Context) error {
 	}
 	defer c.end(s)
 
-	// 1. What only pools need is listed now, after the roll was read.
+	// 1. What only pools need is listed now, after the audit was read.
 	var feeds []*feed
 	for _, f := range []struct {
 		object client.Object
@@ -130,7 +130,7 @@ func (c *follower) serve(ctx context.Context) error {
 		*feed
 	}{
 		{&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPList{}, c.addresses(s)},
-		{&stayputv1alpha1.PodIPReport{}, &stayputv1alpha1.PodIPReportList{}, c.answers(s)},
+		{&stayputv1alpha1.PodIPReport{}, &stayputv1alpha1.PodIPReportList{}, c.reports(s)},
 		{metadata("Namespace"), metadataList("Namespace"), c.ofNamespaces(s)},
 	} {
 		f.synced = make(chan struct{})
@@ -145,7 +145,7 @@ func (c *follower) serve(ctx context.Context) error {
 		}
 	}
 
-	// 2. Nodes and pods are in the caches already. What these have may be older than the roll: pods are listed, too.
+	// 2. Nodes and pods are in the caches already. What these have may be older than the audit: pods are listed, too.
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.podEvents(s),
 	} {
@@ -208,22 +208,22 @@ func (c *follower) giveBack(ctx context.Context) {
 	debug.FreeOSMemory()
 }
 
-// begin reads and marks the roll, and begins a Book by it.
+// begin reads and marks the audit, and begins a Book by it.
 func (c *follower) begin(ctx context.Context) (*session, error) {
 	if err := c.announcer.readGuard(ctx); err != nil {
 		return nil, err
 	}
-	live, err := c.roll(ctx)
+	live, err := c.audit(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var seen pool.Roll
+	var seen pool.Audit
 	c.mu.Lock()
 	if c.session != nil {
-		seen = c.session.book.Roll()
+		seen = c.session.book.Audit()
 	}
 	c.unlock()
-	next, err := c.writeRoll(ctx, pool.Lead(live, seen, c.now().Truncate(time.Microsecond)))
+	next, err := c.writeAudit(ctx, pool.Lead(live, seen, c.now().Truncate(time.Microsecond)))
 	if err != nil {
 		return nil, fmt.Errorf("marking the PodIPAudit: %w", err)
 	}
@@ -240,20 +240,20 @@ func (c *follower) begin(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// mark renews the mark of the roll, and ends the session if that shows that the Book is stale.
+// mark renews the mark of the audit, and ends the session if that shows that the Book is stale.
 func (c *follower) mark(ctx context.Context, s *session) error {
-	live, err := c.roll(ctx)
+	live, err := c.audit(ctx)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
-	w := s.book.Lead(live, c.now().Truncate(time.Microsecond)).(pool.WriteRoll)
+	w := s.book.Lead(live, c.now().Truncate(time.Microsecond)).(pool.WriteAudit)
 	c.unlock()
-	next, err := c.writeRoll(ctx, w.Roll)
+	next, err := c.writeAudit(ctx, w.Audit)
 	if err != nil {
 		return err
 	}
-	s.setRoll(next)
+	s.setAudit(next)
 	return nil
 }
 

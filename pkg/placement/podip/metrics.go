@@ -106,7 +106,7 @@ func (m *metrics) now() (all []prometheus.Metric) {
 	}
 	gauge(m.quarantined, float64(s.book.Quarantined("")))
 	recalling := 0.0
-	if s.book.Roll().Recalling {
+	if s.book.Audit().Recalling {
 		recalling = 1
 	}
 	gauge(m.recalling, recalling)

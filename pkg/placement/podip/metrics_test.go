@@ -139,14 +139,14 @@ func TestQuarantineAndRecallAreCounted(t *testing.T) {
 	}
 	c.looks()
 	c.exports(map[string]float64{"quarantined_addresses": 1, "recalling": 0})
-	next := c.session.book.Roll()
+	next := c.session.book.Audit()
 	next.Recalling, next.Round, next.Epoch = true, next.Round+1, next.Round+1
 	c.mu.Lock()
 	c.session.book = pool.NewBook(next)
 	for _, name := range []string{"node-1", "node-2"} {
 		c.session.book.SetNode(pool.Node{Name: name, Ready: true})
 	}
-	c.session.book.SetAnswer(pool.Answer{Node: "node-2", Round: next.Round})
+	c.session.book.SetReport(pool.Report{Node: "node-2", Round: next.Round})
 	c.mu.Unlock()
 	c.exports(map[string]float64{"recalling": 1, "unanswered_nodes": 1})
 }

@@ -40,11 +40,11 @@ type session struct {
 var errStale = errors.New("the API server's data were restored, or all nodes have answered, or other reports count: " +
 	"listing everything again")
 
-func (s *session) setRoll(r pool.Roll) {
+func (s *session) setAudit(r pool.Audit) {
 	s.c.mu.Lock()
 	defer s.c.unlock()
 	was := s.book.Stale()
-	s.book.SetRoll(r)
+	s.book.SetAudit(r)
 	if s.book.Stale() && s.ready || s.book.Stale() && !was {
 		s.restartLocked()
 	}

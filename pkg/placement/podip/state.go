@@ -140,7 +140,7 @@ func (c *state) hasLocked() (is has) {
 	return is
 }
 
-// end makes a session unready, so that no further decision is made with it. Its roll is kept: the next one must not be
+// end makes a session unready, so that no further decision is made with it. Its audit is kept: the next one must not be
 // older.
 func (c *state) end(s *session) {
 	c.mu.Lock()

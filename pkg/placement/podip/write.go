@@ -110,12 +110,12 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 		}
 	case pool.HoldPool:
 		return c.holdPool(ctx, s, w)
-	case pool.WriteRoll:
-		r, err := c.writeRoll(ctx, w.Roll)
+	case pool.WriteAudit:
+		r, err := c.writeAudit(ctx, w.Audit)
 		if err != nil {
 			return fmt.Errorf("writing the PodIPAudit: %w", err)
 		}
-		s.setRoll(r)
+		s.setAudit(r)
 	default:
 		return fmt.Errorf("unknown type of write %T", w)
 	}
@@ -275,21 +275,21 @@ func (c *writer) setFinalizer(ctx context.Context, o client.Object, on bool) err
 	return nil
 }
 
-// roll reads the roll past the cache; without a Version there is none.
-func (c *writer) roll(ctx context.Context) (pool.Roll, error) {
+// audit reads the audit past the cache; without a Version there is none.
+func (c *writer) audit(ctx context.Context) (pool.Audit, error) {
 	o := &stayputv1alpha1.PodIPAudit{}
 	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPAuditName}, o)
 	if apierrors.IsNotFound(err) {
-		return pool.Roll{}, nil
+		return pool.Audit{}, nil
 	}
 	if err != nil {
-		return pool.Roll{}, fmt.Errorf("reading the PodIPAudit: %w", err)
+		return pool.Audit{}, fmt.Errorf("reading the PodIPAudit: %w", err)
 	}
-	return pool.RollOf(o), nil
+	return pool.AuditOf(o), nil
 }
 
-// writeRoll returns the roll as it is written.
-func (c *writer) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, error) {
+// writeAudit returns the audit as it is written.
+func (c *writer) writeAudit(ctx context.Context, r pool.Audit) (pool.Audit, error) {
 	o := r.Object()
 	var err error
 	if r.Version == "" {
@@ -297,7 +297,7 @@ func (c *writer) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, error) 
 	} else {
 		err = c.client.Update(ctx, o, owner)
 	}
-	return pool.RollOf(o), err
+	return pool.AuditOf(o), err
 }
 
 // refresh reads what a write was about, if it has changed: the caches may be behind for a while.
@@ -313,8 +313,8 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	case pool.DeleteIP:
 		about = w.PodIP
 	default:
-		if r, err := c.roll(ctx); err == nil {
-			s.setRoll(r)
+		if r, err := c.audit(ctx); err == nil {
+			s.setAudit(r)
 		}
 		return
 	}
@@ -348,10 +348,10 @@ type past struct {
 	s *session
 }
 
-func (p past) Seen() pool.Roll {
+func (p past) Seen() pool.Audit {
 	p.c.mu.Lock()
 	defer p.c.unlock()
-	return p.s.book.Roll()
+	return p.s.book.Audit()
 }
 
 func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
@@ -391,6 +391,6 @@ func (p past) Nodes(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-func (p past) Roll(ctx context.Context) (pool.Roll, error) { return p.c.roll(ctx) }
+func (p past) Audit(ctx context.Context) (pool.Audit, error) { return p.c.audit(ctx) }
 
 func (p past) Now() time.Time { return p.c.now() }

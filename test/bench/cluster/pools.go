@@ -49,12 +49,12 @@ func (w *world) makePool(
 	}
 	return until(ctx, "the pool to be Ready", func() (bool, error) {
 		err := w.client.Get(ctx, client.ObjectKeyFromObject(pool), pool)
-		var roll stayputv1alpha1.PodIPAuditList
+		var audit stayputv1alpha1.PodIPAuditList
 		if err == nil {
-			err = w.client.List(ctx, &roll)
+			err = w.client.List(ctx, &audit)
 		}
-		return meta.IsStatusConditionTrue(pool.Status.Conditions, stayputv1alpha1.ConditionReady) && len(roll.Items) > 0 &&
-			roll.Items[0].Spec.Phase == stayputv1alpha1.PodIPAuditSettled, err
+		return meta.IsStatusConditionTrue(pool.Status.Conditions, stayputv1alpha1.ConditionReady) && len(audit.Items) > 0 &&
+			audit.Items[0].Spec.Phase == stayputv1alpha1.PodIPAuditSettled, err
 	})
 }
 

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Roll is what all nodes are asked. There is one in the cluster.
+// Audit is what all nodes are asked. There is one in the cluster.
 //
 // It is also how a controller notices that the API server was restored from a backup. The leading controller sets Mark
 // again every [MarkEvery], and counts that in Marks. A mark that is older than another mark which this process has
 // seen, or older than [MarkLost], means that the cluster may have forgotten which pod has which address. So does a mark
 // of the future: a clock was wrong, and how old the mark is cannot be told. Then all nodes are asked, and until they
 // have answered no address is given, taken or freed.
-type Roll struct {
+type Audit struct {
 	Version string // empty if it does not exist
 	// Round is that of the last question. It is a time, see [roundAt], so that it is new after a restore, too.
 	Round int64
@@ -39,15 +39,15 @@ const tick = int64(time.Microsecond)
 // roundAt returns the round of a time: nanoseconds since 1970, of whole microseconds.
 func roundAt(t time.Time) int64 { return t.Truncate(time.Duration(tick)).UnixNano() }
 
-// lost reports whether the API server may have forgotten something: by the clock, or since this roll is older than a
-// roll that was seen before.
-func (r Roll) lost(seen Roll, now time.Time) bool {
+// lost reports whether the API server may have forgotten something: by the clock, or since this audit is older than a
+// audit that was seen before.
+func (r Audit) lost(seen Audit, now time.Time) bool {
 	return r.Version == "" || now.Sub(r.Mark) > MarkLost || r.Mark.Sub(now) > MarkEvery || r.older(seen)
 }
 
-// older reports whether the roll is from before a roll that was seen. A mark of the future is taken back in another
+// older reports whether the audit is from before an audit that was seen. A mark of the future is taken back in another
 // term.
-func (r Roll) older(seen Roll) bool {
+func (r Audit) older(seen Audit) bool {
 	return r.Marks < seen.Marks || r.Term == seen.Term && r.Mark.Before(seen.Mark)
 }
 
@@ -61,8 +61,8 @@ const (
 // Skew is the most by which the clocks of controllers and API servers may differ, as far as anything rests on that.
 const Skew = time.Minute
 
-// Answer of a node to a round.
-type Answer struct {
+// Report of a node to a round.
+type Report struct {
 	Node  string
 	Round int64
 	// Held are the addresses of pools that pods on the node have.
@@ -72,7 +72,7 @@ type Answer struct {
 }
 
 // has reports whether the pod has the address.
-func (a *Answer) has(uid UID, addr netip.Addr) bool {
+func (a *Report) has(uid UID, addr netip.Addr) bool {
 	return slices.ContainsFunc(a.Held, func(h Held) bool { return h.UID == uid && h.Addr == addr })
 }
 
@@ -89,14 +89,14 @@ type Held struct {
 }
 
 // holds reports whether a node has the pod of a PodIP.
-func (a Answer) holds(p *PodIP) bool {
+func (a Report) holds(p *PodIP) bool {
 	return slices.ContainsFunc(a.Held, func(h Held) bool { return h.UID == p.PodUID })
 }
 
-// Lead returns the roll as the leading controller is to write it: at once, before it lists PodIPs for its [Book], and
-// then every [MarkEvery]. live is the roll as it is past all caches, seen the roll that this process saw or wrote last.
-// The write is bound to the version of live.
-func Lead(live, seen Roll, now time.Time) Roll {
+// Lead returns the audit as the leading controller is to write it: at once, before it lists PodIPs for its [Book], and
+// then every [MarkEvery]. live is the audit as it is past all caches, seen the audit that this process saw or wrote
+// last. The write is bound to the version of live.
+func Lead(live, seen Audit, now time.Time) Audit {
 	next := live
 	lost := live.lost(seen, now)
 	if lost {
@@ -112,8 +112,8 @@ func Lead(live, seen Roll, now time.Time) Roll {
 }
 
 // Lead is the same for a controller that has a Book. If the Book is stale afterwards, it must be made again.
-func (b *Book) Lead(live Roll, now time.Time) Write {
-	next := Lead(live, b.roll, now)
+func (b *Book) Lead(live Audit, now time.Time) Write {
+	next := Lead(live, b.audit, now)
 	next.Asked = maps.Clone(next.Asked)
 	for uid := range next.Asked {
 		a, err := netip.ParseAddr(string(uid)) // see allOf
@@ -121,40 +121,40 @@ func (b *Book) Lead(live Roll, now time.Time) Write {
 			delete(next.Asked, uid)
 		}
 	}
-	if next.Term != b.roll.Term || live.older(b.roll) {
+	if next.Term != b.audit.Term || live.older(b.audit) {
 		b.stale = true
 	}
-	return WriteRoll{Roll: next}
+	return WriteAudit{Audit: next}
 }
 
-// SetRoll is called with the roll as it is past all caches, and after each write of it.
-func (b *Book) SetRoll(r Roll) {
-	if r.Term != b.roll.Term || r.older(b.roll) {
+// SetAudit is called with the audit as it is past all caches, and after each write of it.
+func (b *Book) SetAudit(r Audit) {
+	if r.Term != b.audit.Term || r.older(b.audit) {
 		b.stale = true
 		return
 	}
-	b.roll = r
+	b.audit = r
 }
 
 // ask begins a round, and notes what it is about.
-func (r Roll) ask(about UID, now time.Time) WriteRoll {
+func (r Audit) ask(about UID, now time.Time) WriteAudit {
 	r.Round = max(roundAt(now), r.Round+tick)
 	if r.Asked = maps.Clone(r.Asked); r.Asked == nil {
 		r.Asked = map[UID]int64{}
 	}
 	r.Asked[about] = r.Round
-	return WriteRoll{Roll: r}
+	return WriteAudit{Audit: r}
 }
 
 // askFor asks all nodes for the pod of an address, which is gone.
-func (r Roll) askFor(p *PodIP, now time.Time) Write {
+func (r Audit) askFor(p *PodIP, now time.Time) Write {
 	w := r.ask(p.PodUID, now)
 	w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
 	return w
 }
 
 // predates reports whether a pod may have been made before all nodes were asked.
-func (r Roll) predates(pod *Pod) bool {
+func (r Audit) predates(pod *Pod) bool {
 	return pod.Created.Before(time.Unix(0, r.Epoch).Add(Skew))
 }
 
@@ -169,7 +169,7 @@ func (d recall) missing() Plan {
 	switch {
 	case d.stale:
 		return Plan{Reason: "the API server's data were restored"}
-	case !d.roll.Recalling:
+	case !d.audit.Recalling:
 		return Plan{}
 	}
 	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
@@ -182,8 +182,8 @@ func (d recall) missing() Plan {
 
 // answered reports whether each node has answered.
 func (d recall) answered(why string) Finding {
-	return everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: d.roll.Epoch, Agent: d.hadAgent}, why,
-		func(node string) bool { return d.answers[node].Round >= d.roll.Epoch })
+	return everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: d.audit.Epoch, Agent: d.hadAgent}, why,
+		func(node string) bool { return d.reports[node].Round >= d.audit.Epoch })
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
@@ -191,18 +191,18 @@ func (d recall) answered(why string) Finding {
 func (b *Book) Recall(now time.Time) Plan { return recall{&b.facts, now}.plan() }
 
 func (d recall) plan() Plan {
-	if d.stale || !d.roll.Recalling {
+	if d.stale || !d.audit.Recalling {
 		return Plan{}
 	}
 	plan, all := d.missing(), d.answered("")
 	if all.Verdict != Yes {
 		return plan
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.answers)) { // also of nodes that joined after the backup
-		if d.answers[name].Round < d.roll.Epoch {
+	for _, name := range slices.Sorted(maps.Keys(d.reports)) { // also of nodes that joined after the backup
+		if d.reports[name].Round < d.audit.Epoch {
 			continue
 		}
-		for _, h := range d.answers[name].Held {
+		for _, h := range d.reports[name].Held {
 			switch p := d.ips[h.Addr]; {
 			case p == nil:
 				plan.Writes = append(plan.Writes, CreateIP{PodIP: d.lacking(h)})
@@ -215,9 +215,9 @@ func (d recall) plan() Plan {
 		}
 	}
 	if plan.Writes == nil {
-		next := d.roll
+		next := d.audit
 		next.Recalling, next.Term = false, max(roundAt(d.now), next.Term+tick)
-		plan.Writes = []Write{WriteRoll{Roll: next, If: all.If}}
+		plan.Writes = []Write{WriteAudit{Audit: next, If: all.If}}
 	}
 	return plan
 }
