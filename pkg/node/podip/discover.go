@@ -35,24 +35,15 @@ type discoverer struct {
 
 // run looks every few minutes, until ctx is done.
 func (d *discoverer) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-d.now:
-		}
+	d.now.Loop(ctx, 0, func(bool) (time.Duration, bool) {
 		listed := d.listing.isComplete() // until then not all that the books have can be told from ordinary pods
 		err := d.discover(ctx)
 		d.troubles.note("books", err)
-		wait := discoverEvery
 		if err != nil || !listed {
-			wait = discoverRetry
+			return discoverRetry, true
 		}
-		timer.Reset(wait)
-	}
+		return discoverEvery, true
+	})
 }
 
 // deletedPods returns the sandboxes of pods that the cluster seems to have no more and that the agent does not know.

@@ -149,22 +149,11 @@ func (n *reporter) doubt() {
 
 // run reports to every round of the audit until ctx is done.
 func (n *reporter) run(ctx context.Context) {
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-n.now:
-		case <-retry.C:
-		}
-		retry.Stop()
+	n.now.Loop(ctx, 0, func(bool) (time.Duration, bool) {
 		err := n.report(ctx)
 		n.troubles.note("report", err)
-		if err != nil {
-			retry.Reset(reportRetry)
-		}
-	}
+		return reportRetry, err != nil
+	})
 }
 
 // owed returns the audit if its round is to be reported to, nil if it was, and what is known of cannotRoute.
