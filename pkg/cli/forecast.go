@@ -188,13 +188,13 @@ func (o *outlook) foretellIP(k *keptIP) {
 		return
 	}
 	o.IPs = k.ips
-	end := "kept until " + k.expires
+	end := "kept until " + k.expiry()
 	switch {
 	case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
 		end = "kept as long as its workload wants the pod"
 	case k.bound():
 		end = "kept for " + k.retention + " after the pod stops"
-	case k.expires == stayputv1alpha1.ExpiresNever:
+	case k.expires == nil:
 		end = "kept indefinitely"
 	}
 	ips := k.addresses()

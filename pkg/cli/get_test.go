@@ -25,7 +25,7 @@ func aRetainedIP(change ...func(*stayputv1alpha1.RetainedIP)) *stayputv1alpha1.R
 		},
 		Status: stayputv1alpha1.RetainedIPStatus{
 			Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"10.1.0.9"}, PodUID: "p",
-			Since: &metav1.Time{Time: noon.Add(-5 * time.Minute)}, Expires: "2026-01-02T12:05:00Z",
+			Since: &metav1.Time{Time: noon.Add(-5 * time.Minute)}, Expires: &metav1.Time{Time: noon.Add(5 * time.Minute)},
 			Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0", IPs: []string{"10.1.0.9"}}},
 		},
 	}
@@ -36,12 +36,12 @@ func aRetainedIP(change ...func(*stayputv1alpha1.RetainedIP)) *stayputv1alpha1.R
 }
 
 func isBound(r *stayputv1alpha1.RetainedIP) {
-	r.Status.Phase, r.Status.Expires = stayputv1alpha1.PhaseBound, ""
+	r.Status.Phase, r.Status.Expires = stayputv1alpha1.PhaseBound, nil
 }
 
 func whileOwned(r *stayputv1alpha1.RetainedIP) {
 	r.Spec.Retention, r.Spec.WhenScaled, r.Spec.WhenDeleted = "while-owned", "Release", "Release"
-	r.Status.Expires = "never"
+	r.Status.Expires = nil
 }
 
 func retainedWhenScaled(r *stayputv1alpha1.RetainedIP) { r.Spec.WhenScaled = "Retain" }

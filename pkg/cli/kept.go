@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,8 +34,8 @@ type keptIP struct {
 	ips, networks            []string
 
 	phase     string
-	expires   string // of retained addresses: RFC 3339, never, or what a later version says
-	retention string // empty for until the pod is gone
+	expires   *metav1.Time // of retained addresses, nil if they are kept without an end
+	retention string       // empty for until the pod is gone
 	workload  *stayputv1alpha1.WorkloadReference
 
 	whenScaled, whenDeleted string
@@ -338,15 +339,25 @@ func (k *keptIP) reason(all workloads) string {
 
 // until returns when addresses become free, and how long that is from now.
 func (k *keptIP) until(now time.Time) (at, left string) {
+	if at = k.expiry(); at == "" {
+		at = none
+	}
+	if left = none; k.expires != nil && k.retained() {
+		left = duration.HumanDuration(max(0, k.expires.Sub(now)))
+	}
+	return at, left
+}
+
+// expiry returns when retained addresses become free: a time in RFC 3339, "never", or empty if that is not known or they
+// are not retained. The controller writes the expiry of a PodIP some seconds after its phase.
+func (k *keptIP) expiry() string {
 	switch {
 	case !k.retained():
-		return none, none
-	case k.expires == stayputv1alpha1.ExpiresNever:
-		return k.expires, none
+		return ""
+	case k.expires != nil:
+		return k.expires.UTC().Format(time.RFC3339)
+	case k.retention == stayputv1alpha1.RetentionWhileOwned:
+		return "never"
 	}
-	t, err := time.Parse(time.RFC3339, k.expires)
-	if err != nil {
-		return k.expires, none // a later version's
-	}
-	return k.expires, duration.HumanDuration(max(0, t.Sub(now)))
+	return ""
 }

@@ -60,7 +60,7 @@ func aPodIP(change ...func(*stayputv1alpha1.PodIP)) *stayputv1alpha1.PodIP {
 }
 
 func podIPRetained(p *stayputv1alpha1.PodIP) {
-	p.Status.Phase, p.Status.Expires = stayputv1alpha1.PodIPRetained, "2026-01-02T12:05:00Z"
+	p.Status.Phase, p.Status.Expires = stayputv1alpha1.PodIPRetained, &metav1.Time{Time: noon.Add(5 * time.Minute)}
 }
 func podIPFreed(p *stayputv1alpha1.PodIP)    { p.Spec.Retention = "" }
 func podIPReleased(p *stayputv1alpha1.PodIP) { p.Spec.Release = stayputv1alpha1.ReleaseNow }

@@ -217,9 +217,7 @@ func (f *facts) whyNothing() string {
 // keptBy tells of a RetainedIP.
 func (f *facts) keptBy(k *keptIP) Kept {
 	told := Kept{RetainedIP: k.GetName(), Node: k.node, IPs: k.ips, Phase: k.phase, Why: k.why(f.workloads)}
-	if k.retained() {
-		told.Until = k.expires
-	}
+	told.Until = k.expiry()
 	if !home.Scheduled(k.retainedIP()) && (f.pod == nil || f.pod.Spec.NodeName != k.node) {
 		told.NoHome = "the controller has not seen its pod on that node, so the node is not a home"
 	}
@@ -237,7 +235,7 @@ func (f *facts) ofPool(k *keptIP) OfPool {
 	told := OfPool{PodIP: p.Name, IP: k.addresses(), Pool: p.Spec.Pool, Interface: k.iface, Phase: k.phase,
 		Node: p.Status.NodeName, Why: k.why(f.workloads)}
 	if k.retained() {
-		told.Until = k.expires
+		told.Until = k.expiry()
 		return told
 	}
 	for _, e := range slices.Backward(f.events) {

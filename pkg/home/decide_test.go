@@ -296,18 +296,18 @@ func TestDecisions(t *testing.T) {
 }
 
 func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
-	at := func(node string, phase stayputv1alpha1.Phase, since time.Duration, expires string) *stayputv1alpha1.RetainedIP {
+	at := func(node string, phase stayputv1alpha1.Phase, since time.Duration, expires *metav1.Time) *stayputv1alpha1.RetainedIP {
 		when := metav1.NewTime(noon.Add(since))
 		return &stayputv1alpha1.RetainedIP{
 			Spec:   stayputv1alpha1.RetainedIPSpec{NodeName: node},
 			Status: stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &when, Expires: expires},
 		}
 	}
-	old := at("node-1", stayputv1alpha1.PhaseRetained, -time.Hour, "never")
-	released := at("node-2", stayputv1alpha1.PhaseRetained, -time.Minute, "never")
+	old := at("node-1", stayputv1alpha1.PhaseRetained, -time.Hour, nil)
+	released := at("node-2", stayputv1alpha1.PhaseRetained, -time.Minute, nil)
 	released.Spec.Release = stayputv1alpha1.ReleaseNow
-	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, noon.Format(time.RFC3339))
-	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // down, so it does not report the pod's end
+	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, &metav1.Time{Time: noon})
+	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, nil) // down, so it does not report the pod's end
 	// A node that lost its power came back, and noticed the end of the pod only then.
 	lastBound := func(at time.Duration, r *stayputv1alpha1.RetainedIP) *stayputv1alpha1.RetainedIP {
 		when := metav1.NewTime(noon.Add(at))
@@ -315,7 +315,7 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 		r.Status.LastBoundTime = &when
 		return r
 	}
-	back := at("node-5", stayputv1alpha1.PhaseRetained, -time.Second, "never")
+	back := at("node-5", stayputv1alpha1.PhaseRetained, -time.Second, nil)
 	type kept = []*stayputv1alpha1.RetainedIP
 	for _, c := range []struct {
 		name  string
@@ -419,7 +419,7 @@ func TestAnAddressOfASilentNodeIsKeptFromThePodsCreationOn(t *testing.T) {
 	if until := keptFor(silent, hometest.Pod()); !until.IsZero() {
 		t.Errorf("while owned until %s", until)
 	}
-	silent.Status.Phase, silent.Status.Expires = stayputv1alpha1.PhaseRetained, noon.Format(time.RFC3339)
+	silent.Status.Phase, silent.Status.Expires = stayputv1alpha1.PhaseRetained, &metav1.Time{Time: noon}
 	if until := keptFor(silent, hometest.Pod()); !until.Equal(noon) {
 		t.Errorf("retained until %s", until)
 	}

@@ -170,14 +170,10 @@ func LastBound(r *stayputv1alpha1.RetainedIP, now time.Time) time.Time {
 
 // keptUntil returns when the addresses become free, zero if no end is known.
 func keptUntil(r *stayputv1alpha1.RetainedIP) time.Time {
-	if r.Status.Phase != stayputv1alpha1.PhaseRetained {
+	if r.Status.Phase != stayputv1alpha1.PhaseRetained || r.Status.Expires == nil {
 		return time.Time{}
 	}
-	t, err := time.Parse(time.RFC3339, r.Status.Expires)
-	if err != nil {
-		return time.Time{} // never, or of a later version
-	}
-	return t
+	return r.Status.Expires.Time
 }
 
 // keptFor returns until when a pod can count on the addresses, zero if no end is known. While the node has not reported

@@ -191,7 +191,6 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 			Spec:       stayputv1alpha1.RetainedIPSpec{NodeName: name},
 			Status: stayputv1alpha1.RetainedIPStatus{
 				Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"10.0.0." + name[len(name)-1:]}, Since: &since,
-				Expires: stayputv1alpha1.ExpiresNever,
 			},
 		}
 	}

@@ -58,7 +58,7 @@ func addressOf(pod string, change ...func(*stayputv1alpha1.RetainedIP)) *stayput
 }
 
 func bound(ip *stayputv1alpha1.RetainedIP) {
-	ip.Status.Phase, ip.Status.Expires, ip.Status.PodUID = stayputv1alpha1.PhaseBound, "", "pod"
+	ip.Status.Phase, ip.Status.Expires, ip.Status.PodUID = stayputv1alpha1.PhaseBound, nil, "pod"
 }
 
 func shared(ip *stayputv1alpha1.RetainedIP) { ip.Spec.Identity = "front" }

@@ -133,8 +133,7 @@ func owned(whenScaled string) *stayputv1alpha1.RetainedIP {
 		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0",
 			Retention:  stayputv1alpha1.RetentionWhileOwned,
 			WhenScaled: whenScaled, WhenDeleted: stayputv1alpha1.PolicyRelease},
-		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"192.0.2.7"},
-			Expires: stayputv1alpha1.ExpiresNever},
+		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"192.0.2.7"}},
 	}
 }
 

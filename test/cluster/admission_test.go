@@ -431,7 +431,7 @@ var attempts = func() []attempt {
 			"phase: Allocated, podUID: one, nodeName: node-1, podCIDR: 10.244.1.0/24"),
 			"may write status.podCIDR only of an address of mode Routed"},
 		{"an agent says when an address becomes free", asAgent,
-			reports("10.6.168.102", `phase: Retained, podUID: two, nodeName: node-1, expires: never`),
+			reports("10.6.168.102", `phase: Retained, podUID: two, nodeName: node-1, expires: "2042-11-21T07:12:55Z"`),
 			"may not write status.expires"},
 		{"an agent answers", asAgent, merge(reportKind, "node-1", `{spec: {round: "2026-01-01T00:00:00.000002Z"}}`), ""},
 		{"an agent applies its answer", asAgent, patch(reportKind, "node-1", types.ApplyPatchType,

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
@@ -45,7 +46,7 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 	shows(t, c, ns, "db-1", "node-2", "retained", retained)
 	all := works(t, c, ns, "get", "-o", "wide")
 	if r := row(t, all, "web-0"); r["IP"] != web.Status.PodIP || r["PHASE"] != "Retained" ||
-		r["UNTIL"] != kept.Status.Expires || r["LEFT"] == "<none>" ||
+		r["UNTIL"] != kept.Status.Expires.UTC().Format(time.RFC3339) || r["LEFT"] == "<none>" ||
 		r["WHY"] != "10m after the pod stopped" || r["WORKLOAD"] != "StatefulSet/web" ||
 		r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
 		t.Errorf("a deleted pod: %v", r)
@@ -483,7 +484,8 @@ func TestWhyKnowsADeletedPod(t *testing.T) {
 	s := story(t, c, ns, "web-0")
 	if s.IfDeleted.Outcome != "none" ||
 		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod with this ordinal") ||
-		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires) || len(s.Kept) != 1 ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires.UTC().Format(time.RFC3339)) ||
+		len(s.Kept) != 1 ||
 		!strings.Contains(s.Kept[0].Ledger[0], "retained for pod:"+ns+"/web-0") {
 		t.Errorf("%+v", s)
 	}

@@ -290,7 +290,7 @@ func TestAPodGoesElsewhereAfterWaitingForItsHome(t *testing.T) {
 		t.Helper()
 		old := retainedIP(t, c, ns, "web-0", before.Spec.NodeName)
 		if old == nil || !retained(old) || old.Status.IPs[0] != before.Status.PodIP ||
-			old.Status.Expires != atHome.Status.Expires {
+			!old.Status.Expires.Equal(atHome.Status.Expires) {
 			t.Errorf("%s, the address at the old home is %+v, was %+v", when, old, atHome.Status)
 		}
 	}
@@ -318,7 +318,7 @@ func TestAnAddressExpiresOnTimeAfterItsPodWentElsewhere(t *testing.T) {
 	after := wentElsewhere(t, c, before, "has the taint dedicated=batch:NoSchedule")
 	vanishes(t, c, atHome)
 	freed(t, c.Node(before.Spec.NodeName), atHome)
-	if expires, err := time.Parse(time.RFC3339, atHome.Status.Expires); err != nil || time.Now().Before(expires) {
+	if expires := atHome.Status.Expires; expires == nil || time.Now().Before(expires.Time) {
 		t.Errorf("the address was freed before %s", atHome.Status.Expires)
 	}
 	shows(t, c, ns, "web-0", after.Spec.NodeName, "bound", boundTo(after))

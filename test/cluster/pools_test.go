@@ -320,7 +320,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=1")
 	other := pods["web-1"].Status.PodIP
 	until(t, "the address of web-1 to be retained until then", func(context.Context) bool {
-		return podIPs(t, c)[other].Status.Expires != ""
+		return podIPs(t, c)[other].Status.Expires != nil
 	})
 	says("why of a pod that is gone", works(t, c, ns, "why", "web-1"), other+" of pool blue is kept until")
 	says("release", works(t, c, ns, "release", "web-1", "--yes"),

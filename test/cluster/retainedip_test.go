@@ -43,7 +43,7 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 		t.Errorf("owners %+v", r.OwnerReferences)
 	}
 	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) ||
-		r.Status.Expires != "" || r.Status.Since == nil {
+		r.Status.Expires != nil || r.Status.Since == nil {
 		t.Errorf("status %+v", r.Status)
 	}
 	r.Spec.Workload, r.Spec.Scheduled = nil, "" // the controller writes them when it comes to it
@@ -62,9 +62,10 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 	if late := time.Since(ended); late > promptly {
 		t.Errorf("the object shows Retained %s after the pod ended", late)
 	}
-	expires, err := time.Parse(time.RFC3339, r.Status.Expires)
-	must.Do(t, err)
-	left := expires.Sub(r.Status.Since.Time)
+	if r.Status.Expires == nil {
+		t.Fatalf("status %+v", r.Status)
+	}
+	left := r.Status.Expires.Sub(r.Status.Since.Time)
 	if left < 10*time.Minute-2*time.Second || left > 10*time.Minute+2*time.Second {
 		t.Errorf("since %s, expires %s", r.Status.Since, r.Status.Expires)
 	}
@@ -73,7 +74,7 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 	}
 	line := kubectl(t, c, "get", "retip", "-n", ns, "--no-headers")
 	if f := strings.Fields(line); len(f) != 6 || f[1] != pod.Status.PodIP || f[2] != "node-1" || f[3] != "Retained" ||
-		f[4] != r.Status.Expires {
+		f[4] != r.Status.Expires.UTC().Format(time.RFC3339) {
 		t.Errorf("kubectl get retip prints %q", line)
 	}
 
@@ -110,8 +111,7 @@ func TestReleaseFreesARetainedAddress(t *testing.T) {
 	})
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
 	// The chart's longest retention bounds it.
-	_, err := time.Parse(time.RFC3339, r.Status.Expires)
-	if err != nil || r.Spec.Retention != v1alpha1.RetentionWhileOwned ||
+	if r.Status.Expires == nil || r.Spec.Retention != v1alpha1.RetentionWhileOwned ||
 		r.Spec.WhenDeleted != "Release" {
 		t.Errorf("%+v %+v", r.Spec, r.Status)
 	}
@@ -182,7 +182,7 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 		again := shows(t, c, ns, pod.Name, "node-1", "another one", func(is *v1alpha1.RetainedIP) bool {
 			return is.Status.Phase == r.Status.Phase && is.UID != r.UID
 		})
-		if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires ||
+		if !slices.Equal(again.Status.IPs, r.Status.IPs) || !again.Status.Expires.Equal(r.Status.Expires) ||
 			again.Status.PodUID != r.Status.PodUID {
 			t.Errorf("was %+v, is %+v", r.Status, again.Status)
 		}
@@ -316,7 +316,7 @@ func TestDeletingANodeObjectLosesNoPromise(t *testing.T) {
 	again := shows(t, c, ns, "web-0", "node-3", "owned by the new Node", func(is *v1alpha1.RetainedIP) bool {
 		return len(is.OwnerReferences) == 1 && is.OwnerReferences[0].UID == node.UID
 	})
-	if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires {
+	if !slices.Equal(again.Status.IPs, r.Status.IPs) || !again.Status.Expires.Equal(r.Status.Expires) {
 		t.Errorf("was %+v, is %+v", r.Status, again.Status)
 	}
 }
@@ -341,7 +341,7 @@ func TestRemovingTheDefinitionLosesNoPromise(t *testing.T) {
 	shows(t, c, ns, "web-0", "node-1", "bound", boundTo(pods["web-0"]))
 	again := shows(t, c, ns, "web-1", "node-1", "retained", retained)
 	t.Logf("back after %s", time.Since(back).Round(100*time.Millisecond))
-	if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires {
+	if !slices.Equal(again.Status.IPs, r.Status.IPs) || !again.Status.Expires.Equal(r.Status.Expires) {
 		t.Errorf("was %+v, is %+v", r.Status, again.Status)
 	}
 }
@@ -410,7 +410,7 @@ func TestRestoringAnEtcdBackupFreesNothing(t *testing.T) {
 	freed(t, n, given)
 	isKept := func(r *v1alpha1.RetainedIP) func(*v1alpha1.RetainedIP) bool {
 		return func(is *v1alpha1.RetainedIP) bool {
-			return retained(is) && slices.Equal(is.Status.IPs, r.Status.IPs) && is.Status.Expires == r.Status.Expires
+			return retained(is) && slices.Equal(is.Status.IPs, r.Status.IPs) && is.Status.Expires.Equal(r.Status.Expires)
 		}
 	}
 

@@ -126,6 +126,7 @@ func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 func statusOf(claims []Claim) v1alpha1.RetainedIPStatus {
 	s := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained}
 	var bound, since, expires time.Time
+	endless := false
 	for _, c := range claims {
 		ips := words(c.Addrs)
 		s.IPs = append(s.IPs, ips...)
@@ -148,16 +149,15 @@ func statusOf(claims []Claim) v1alpha1.RetainedIPStatus {
 		if c.Since.After(since) {
 			since = c.Since
 		}
-		if c.Expires.IsZero() {
-			s.Expires = v1alpha1.ExpiresNever
-		} else if c.Expires.After(expires) {
+		if c.Expires.After(expires) {
 			expires = c.Expires
 		}
+		endless = endless || c.Expires.IsZero()
 	}
 	if s.Phase == v1alpha1.PhaseBound {
-		since, s.Expires = bound, ""
-	} else if s.Expires == "" {
-		s.Expires = expires.UTC().Format(time.RFC3339)
+		since = bound
+	} else if !endless {
+		s.Expires = shown(expires)
 	}
 	s.LastBoundTime, s.Since = shown(bound), shown(since)
 	return s
@@ -196,10 +196,8 @@ func after(was, is v1alpha1.RetainedIPStatus) v1alpha1.RetainedIPStatus {
 	if is.Since == nil {
 		is.Since = was.Since
 	}
-	a, errA := time.Parse(time.RFC3339, was.Expires)
-	b, errB := time.Parse(time.RFC3339, is.Expires)
-	if errA == nil && errB == nil && a.Sub(b).Abs() < clockSkew {
-		is.Expires = was.Expires
+	if a, b := was.Expires, is.Expires; a != nil && b != nil && a.Sub(b.Time).Abs() < clockSkew {
+		is.Expires = a
 	}
 	return is
 }
@@ -214,7 +212,7 @@ func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
 		})
 	}
 	return a.Phase == b.Phase && slices.Equal(a.IPs, b.IPs) && a.PodUID == b.PodUID && a.Since.Equal(b.Since) &&
-		a.LastBoundTime.Equal(b.LastBoundTime) && a.Expires == b.Expires &&
+		a.LastBoundTime.Equal(b.LastBoundTime) && a.Expires.Equal(b.Expires) &&
 		slices.EqualFunc(order(a), order(b), func(a, b v1alpha1.NetworkAddresses) bool {
 			return a.Network == b.Network && a.Interface == b.Interface && slices.Equal(a.IPs, b.IPs)
 		})

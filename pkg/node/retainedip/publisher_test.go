@@ -154,7 +154,7 @@ func TestWhatIsKeptOfAnObjectIsBounded(t *testing.T) {
 		Annotations: map[string]string{"example.com/notes": long},
 		Labels:      map[string]string{"x": long}, Finalizers: []string{long}}}
 	r.Spec = v1alpha1.RetainedIPSpec{NodeName: "n1", PodName: "web-0", Identity: long, Retention: long}
-	r.Status.Expires, r.Status.PodUID = long, long
+	r.Status.PodUID = long
 	for range 10000 {
 		r.OwnerReferences = append(r.OwnerReferences, metav1.OwnerReference{Kind: "Node", Name: "n1", UID: "node-uid"})
 		r.Status.IPs = append(r.Status.IPs, "192.0.2.1")

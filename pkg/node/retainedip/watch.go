@@ -130,7 +130,7 @@ func slim(r *v1alpha1.RetainedIP) {
 	}
 	s, status := &r.Spec, &r.Status
 	cutTo(longestValue, &s.NodeName, &s.PodName, &s.Identity, &s.Retention, &s.WhenScaled, &s.WhenDeleted,
-		&s.WhenMoved, (*string)(&status.Phase), &status.PodUID, &status.Expires)
+		&s.WhenMoved, (*string)(&status.Phase), &status.PodUID)
 	status.IPs = cut(status.IPs, mostInterfaces*mostAddrs)
 	status.Addresses = slices.Clone(status.Addresses[:min(len(status.Addresses), mostInterfaces)])
 	for i := range status.Addresses {

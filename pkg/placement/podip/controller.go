@@ -23,6 +23,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -324,9 +325,6 @@ func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
 	}
 }
 
-// never is status.expires of an address that is kept without an end.
-const never = "never"
-
 // showExpiry writes when an address becomes free, if that has changed. It is not written of an address that a successor
 // may take over at once: retry is when to look again.
 func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, plan pool.Plan, at time.Time) (
@@ -340,23 +338,19 @@ func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, p
 	is, shown := *p, s.expires[a]
 	settled := s.book.Settled(a)
 	c.unlock()
-	expires := ""
-	switch {
-	case !settled || is.Deleting || is.Phase != pool.Retained || is.StatusUID != is.PodUID || plan.Reason == "":
-	case !plan.Until.IsZero():
-		expires = plan.Until.UTC().Format(time.RFC3339)
-	default:
-		expires = never
+	var expires time.Time
+	if settled && !is.Deleting && is.Phase == pool.Retained && is.StatusUID == is.PodUID && plan.Reason != "" {
+		expires = plan.Until.Truncate(time.Second)
 	}
-	if expires == shown {
+	if expires.Equal(shown) {
 		return 0, nil
 	}
-	if left := ordinaryWait - at.Sub(is.Since); shown == "" && left > 0 {
+	if left := ordinaryWait - at.Sub(is.Since); shown.IsZero() && left > 0 {
 		return min(left, ordinaryWait), nil
 	}
-	var value any = expires
-	if expires == "" {
-		value = nil
+	var value any
+	if !expires.IsZero() {
+		value = metav1.NewTime(expires.UTC())
 	}
 	return 0, c.patchStatus(ctx, s, is, map[string]any{"expires": value})
 }

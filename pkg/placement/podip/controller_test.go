@@ -1277,12 +1277,12 @@ func isFreedAfterAnHour(t *testing.T, asks *corev1.Pod, owner client.Object, lon
 	}
 	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
 	ends := a.now.Add(time.Hour)
-	if c.works(); a.ips(t)["10.6.168.101"].Status.Expires != "" {
+	if c.works(); a.ips(t)["10.6.168.101"].Status.Expires != nil {
 		t.Fatal("it is written at once, though a successor may be about to come")
 	}
 	a.now = a.now.Add(ordinaryWait)
 	c.works()
-	if ip := a.ips(t)["10.6.168.101"]; ip.Status.Expires != ends.Format(time.RFC3339) {
+	if ip := a.ips(t)["10.6.168.101"]; ip.Status.Expires == nil || !ip.Status.Expires.Time.Equal(ends) {
 		t.Fatalf("%+v", ip.Status)
 	}
 	a.now = ends.Add(-time.Second)

@@ -66,7 +66,7 @@ func stripIP(o *stayputv1alpha1.PodIP, once *cluster.Interner) {
 	o.ManagedFields, o.Annotations, o.Labels, o.TypeMeta = nil, nil, nil, metav1.TypeMeta{}
 	for _, s := range []*string{&o.Spec.Pool, (*string)(&o.Spec.Mode), &o.Spec.Namespace, &o.Spec.Identity,
 		&o.Spec.Network, &o.Spec.Interface, &o.Spec.Retention, &o.Spec.WhenScaled, &o.Spec.WhenDeleted,
-		(*string)(&o.Status.Phase), &o.Status.NodeName, &o.Status.Expires} {
+		(*string)(&o.Status.Phase), &o.Status.NodeName} {
 		*s = once.One(*s)
 	}
 	if w := o.Spec.Workload; w != nil {

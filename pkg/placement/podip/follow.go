@@ -229,7 +229,7 @@ func (c *follower) begin(ctx context.Context) (*session, error) {
 	}
 	s := &session{
 		book: pool.NewBook(next), invalid: map[pool.UID]error{}, gated: map[pool.UID]*wait{},
-		expires: map[netip.Addr]string{}, said: map[string]said{}, stale: make(chan struct{}), c: c.state,
+		expires: map[netip.Addr]time.Time{}, said: map[string]said{}, stale: make(chan struct{}), c: c.state,
 	}
 	c.mu.Lock()
 	defer c.unlock()

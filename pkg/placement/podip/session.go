@@ -24,8 +24,8 @@ type session struct {
 	// invalid says of pods what of their annotations is not valid.
 	invalid map[pool.UID]error
 	gated   map[pool.UID]*wait
-	// expires is status.expires, if it is not empty.
-	expires map[netip.Addr]string
+	// expires is status.expires, if it is there.
+	expires map[netip.Addr]time.Time
 	said    map[string]said
 	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen
 	// since; both are nil at other times.
@@ -77,8 +77,8 @@ func (s *session) setIPLocked(o *stayputv1alpha1.PodIP) {
 		return
 	}
 	s.book.SetPodIP(p)
-	if s.expires[p.Addr] = o.Status.Expires; o.Status.Expires == "" {
-		delete(s.expires, p.Addr)
+	if delete(s.expires, p.Addr); o.Status.Expires != nil {
+		s.expires[p.Addr] = o.Status.Expires.Time
 	}
 }
 

@@ -296,7 +296,7 @@ func keptPodIP(a netip.Addr, i int, node string) *stayputv1alpha1.PodIP {
 		},
 		Status: stayputv1alpha1.PodIPStatus{
 			Phase: stayputv1alpha1.PodIPRetained, PodUID: uid, NodeName: node, Since: &now,
-			Expires: now.Add(720 * time.Hour).UTC().Format(time.RFC3339),
+			Expires: &metav1.Time{Time: now.Add(720 * time.Hour)},
 		},
 	}
 }

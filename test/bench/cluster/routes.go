@@ -37,7 +37,7 @@ func (r *routedPods) addresses(ctx context.Context, n int) error {
 		a := netip.AddrFrom4([4]byte{first[0], first[1], byte(k >> 8), byte(k)})
 		ip := keptPodIP(a, i, "")
 		ip.Spec.Mode = stayputv1alpha1.ModeRouted
-		ip.Status.Phase, ip.Status.Expires = stayputv1alpha1.PodIPBound, ""
+		ip.Status.Phase, ip.Status.Expires = stayputv1alpha1.PodIPBound, nil
 		r.ips, r.at = append(r.ips, ip), append(r.at, i%2)
 	}
 	return r.put(ctx)

@@ -276,7 +276,7 @@ func retained(ip string) stayputv1alpha1.RetainedIPStatus {
 	return stayputv1alpha1.RetainedIPStatus{
 		Phase: stayputv1alpha1.PhaseRetained, IPs: []string{ip}, Since: &since,
 		Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0", IPs: []string{ip}}},
-		Expires:   since.Add(720 * time.Hour).UTC().Format(time.RFC3339),
+		Expires:   &metav1.Time{Time: since.Add(720 * time.Hour)},
 	}
 }
 

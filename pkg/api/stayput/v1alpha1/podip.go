@@ -182,11 +182,10 @@ type PodIPStatus struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self)",message="status.podCIDR: expected a CIDR"
 	PodCIDR string `json:"podCIDR,omitempty"`
 
-	// expires is when the address becomes free: a time in RFC 3339, or "never" if it is kept without an end. It is absent
-	// while a pod has the address. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the address becomes free. It is absent while a pod has the address, and if it is kept without an
+	// end.
 	// +optional
-	// +kubebuilder:validation:MaxLength=64
-	Expires string `json:"expires,omitempty"`
+	Expires *metav1.Time `json:"expires,omitempty"`
 }
 
 // FinalizerInUse is on a PodIP until no pod can have its address any more, and on a PodIPPool while it has PodIPs.

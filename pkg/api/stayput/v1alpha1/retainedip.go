@@ -187,11 +187,9 @@ type RetainedIPStatus struct {
 	// +optional
 	LastBoundTime *metav1.Time `json:"lastBoundTime,omitempty"`
 
-	// expires is when the addresses become free: a time in RFC 3339, or "never" if they are kept without an end. It is
-	// absent while they are bound. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the addresses become free. It is absent while they are bound, and if they are kept without an end.
 	// +optional
-	// +kubebuilder:validation:MaxLength=64
-	Expires string `json:"expires,omitempty"`
+	Expires *metav1.Time `json:"expires,omitempty"`
 }
 
 // NetworkAddresses are the addresses of one interface of a pod.
@@ -208,9 +206,6 @@ type NetworkAddresses struct {
 	// +kubebuilder:validation:items:MaxLength=64
 	IPs []string `json:"ips"`
 }
-
-// ExpiresNever is status.expires of addresses that are kept without an end.
-const ExpiresNever = "never"
 
 // RetainedIPList is a list of RetainedIP.
 //

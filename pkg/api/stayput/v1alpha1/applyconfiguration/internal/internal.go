@@ -107,7 +107,7 @@ var schemaYAML = typed.YAMLObject(`types:
           - interface
     - name: expires
       type:
-        scalar: string
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: ips
       type:
         list:

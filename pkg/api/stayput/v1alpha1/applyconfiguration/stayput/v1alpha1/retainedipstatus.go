@@ -25,9 +25,8 @@ type RetainedIPStatusApplyConfiguration struct {
 	// lastBoundTime is when a pod got the addresses for the last time, by the clock of the node. Of all nodes that keep
 	// addresses of a pod, the node with the latest is its home. It is absent if the node does not know it.
 	LastBoundTime *v1.Time `json:"lastBoundTime,omitempty"`
-	// expires is when the addresses become free: a time in RFC 3339, or "never" if they are kept without an end. It is
-	// absent while they are bound. It is a string because kubectl prints times in the future as invalid.
-	Expires *string `json:"expires,omitempty"`
+	// expires is when the addresses become free. It is absent while they are bound, and if they are kept without an end.
+	Expires *v1.Time `json:"expires,omitempty"`
 }
 
 // RetainedIPStatusApplyConfiguration constructs a declarative configuration of the RetainedIPStatus type for use with
@@ -94,7 +93,7 @@ func (b *RetainedIPStatusApplyConfiguration) WithLastBoundTime(value v1.Time) *R
 // WithExpires sets the Expires field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Expires field is set to the value of the last call.
-func (b *RetainedIPStatusApplyConfiguration) WithExpires(value string) *RetainedIPStatusApplyConfiguration {
+func (b *RetainedIPStatusApplyConfiguration) WithExpires(value v1.Time) *RetainedIPStatusApplyConfiguration {
 	b.Expires = &value
 	return b
 }
