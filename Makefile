@@ -91,10 +91,10 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
 
-long: ## cluster tests that make test leaves out: upgrade, a thousand pods, webhook and policies, OpenKruise's CRD
+long: ## cluster tests that make test leaves out: upgrades, a thousand pods, webhook to policies, Kruise's and Spiderpool's words
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
-		-run 'UpgradeAndItsRollback|ManyPodsAtOnce|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition'
+		-run 'Upgrade|ManyPodsAtOnce|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
 
 multus: ## retained addresses and those of pools behind multus, thin and thick, on a cluster; 6 min
 	$(GO) run ./test/lab/cmd/labbuild

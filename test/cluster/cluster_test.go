@@ -91,16 +91,6 @@ func startProduct(
 	return c, c.Install(ctx, how)
 }
 
-const versionBefore = "v0.0.9"
-
-// chartBefore creates the chart of an earlier version.
-func chartBefore(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	must.Do(t, lab.WriteChartBefore(t.Context(), dir, versionBefore))
-	return dir
-}
-
 // logIfFailed writes the logs of a cluster to the test's output when the test ends, if it has failed.
 func logIfFailed(t *testing.T, c *lab.Cluster) {
 	t.Helper()

@@ -281,13 +281,6 @@ func ask(t *testing.T, n *lab.ClusterNode, path string) string {
 	return string(b)
 }
 
-// uids returns the names and UIDs of the namespace's RetainedIPs.
-func uids(t *testing.T, c *lab.Cluster, ns string) string {
-	t.Helper()
-	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o",
-		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
-}
-
 // typedClients are the clients of clusters that typed has made: one for each, as it has a connection of its own.
 var typedClients sync.Map
 

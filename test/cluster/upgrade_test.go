@@ -21,6 +21,23 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
+const versionBefore = "v0.0.9"
+
+// chartBefore creates the chart of an earlier version.
+func chartBefore(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	must.Do(t, lab.WriteChartBefore(t.Context(), dir, versionBefore))
+	return dir
+}
+
+// uids returns the names and UIDs of the namespace's RetainedIPs.
+func uids(t *testing.T, c *lab.Cluster, ns string) string {
+	t.Helper()
+	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o",
+		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+}
+
 // traffic is a stream of pods that come and go: those of a StatefulSet are deleted one by one and must come home, those
 // of another are rolled again and again, and others are ordinary.
 type traffic struct {
