@@ -348,8 +348,8 @@ func (k *keptIP) until(now time.Time) (at, left string) {
 	return at, left
 }
 
-// expiry returns when retained addresses become free: a time in RFC 3339, "never", or empty if that is not known or they
-// are not retained. The controller writes the expiry of a PodIP some seconds after its phase.
+// expiry returns when retained addresses become free: a time in RFC 3339, "never", or empty if that is not known or
+// they are not retained. The controller writes the expiry of a PodIP some seconds after its phase.
 func (k *keptIP) expiry() string {
 	switch {
 	case !k.retained():

@@ -296,7 +296,8 @@ func TestDecisions(t *testing.T) {
 }
 
 func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
-	at := func(node string, phase stayputv1alpha1.Phase, since time.Duration, expires *metav1.Time) *stayputv1alpha1.RetainedIP {
+	at := func(node string, phase stayputv1alpha1.Phase, since time.Duration,
+		expires *metav1.Time) *stayputv1alpha1.RetainedIP {
 		when := metav1.NewTime(noon.Add(since))
 		return &stayputv1alpha1.RetainedIP{
 			Spec:   stayputv1alpha1.RetainedIPSpec{NodeName: node},

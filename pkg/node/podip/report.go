@@ -35,8 +35,8 @@ const (
 	mostWhy = 1024
 )
 
-// reporter follows the PodIPAudit, and reports to its rounds for the node. A report is what the node has, seen after all
-// pods were listed in the epoch of the audit, and after those that were asked for were barred. mu is held for the
+// reporter follows the PodIPAudit, and reports to its rounds for the node. A report is what the node has, seen after
+// all pods were listed in the epoch of the audit, and after those that were asked for were barred. mu is held for the
 // fields below it, and no other lock is taken meanwhile.
 type reporter struct {
 	node     string
