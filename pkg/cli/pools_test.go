@@ -238,9 +238,9 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 			strings.Join(s.IfDeleted.IPs, ",") != test.ip {
 			t.Errorf("%s: foretold is %q with %v", name, fore, s.IfDeleted.IPs)
 		}
-		if len(s.Pools) > 0 && (s.Pools[0].Held != test.held || s.Pools[0].Node != test.node) ||
-			len(s.Pools) == 0 && test.node != "" {
-			t.Errorf("%s: %+v", name, s.Pools)
+		if len(s.Kept) > 0 && (s.Kept[0].Held != test.held || s.Kept[0].Node != test.node) ||
+			len(s.Kept) == 0 && test.node != "" {
+			t.Errorf("%s: %+v", name, s.Kept)
 		}
 	}
 }
@@ -260,8 +260,8 @@ func TestAPodIsFoundByItsPodIP(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := f.story()
-		if s.Pod != "web-2" || s.Workload != "StatefulSet/web" || f.asksPools != "blue" || len(s.Pools) != 1 ||
-			s.Pools[0].Held != "bring node-1 back" {
+		if s.Pod != "web-2" || s.Workload != "StatefulSet/web" || f.asksPools != "blue" || len(s.Kept) != 1 ||
+			s.Kept[0].Held != "bring node-1 back" {
 			t.Errorf("%s: %+v, asks for %q", name, s, f.asksPools)
 		}
 	}

@@ -214,34 +214,26 @@ func (f *facts) whyNothing() string {
 		"which may have been added later. Its successor gets a promise.", node)
 }
 
-// keptBy tells of a RetainedIP.
-func (f *facts) keptBy(k *keptIP) Kept {
-	told := Kept{RetainedIP: k.GetName(), Node: k.node, IPs: k.ips, Phase: k.phase, Why: k.why(f.workloads)}
-	told.Until = k.expiry()
+// describe returns what why prints of an address that is kept.
+func (f *facts) describe(k *keptIP) Kept {
+	told := Kept{Kind: k.GetObjectKind().GroupVersionKind().Kind, Name: k.GetName(), Node: k.node, IPs: k.ips,
+		Interface: k.iface, Phase: k.phase, Why: k.why(f.workloads), Until: k.expiry()}
+	if p := k.podIP(); p != nil {
+		told.Pool = p.Spec.Pool
+		for _, e := range slices.Backward(f.events) {
+			if e.Reason == home.ReasonAddressHeld && e.InvolvedObject.Name == p.Name && !k.retained() {
+				told.Held = e.Message
+				break
+			}
+		}
+		return told
+	}
 	if !home.Scheduled(k.retainedIP()) && (f.pod == nil || f.pod.Spec.NodeName != k.node) {
 		told.NoHome = "the controller has not seen its pod on that node, so the node is not a home"
 	}
 	if n := f.looks[k.node]; n != nil {
 		for _, ip := range k.ips {
 			told.Ledger = append(told.Ledger, ip+" "+entryOf(n, ip))
-		}
-	}
-	return told
-}
-
-// ofPool tells of a PodIP.
-func (f *facts) ofPool(k *keptIP) OfPool {
-	p := k.podIP()
-	told := OfPool{PodIP: p.Name, IP: k.addresses(), Pool: p.Spec.Pool, Interface: k.iface, Phase: k.phase,
-		Node: p.Status.NodeName, Why: k.why(f.workloads)}
-	if k.retained() {
-		told.Until = k.expiry()
-		return told
-	}
-	for _, e := range slices.Backward(f.events) {
-		if e.Reason == home.ReasonAddressHeld && e.InvolvedObject.Name == p.Name {
-			told.Held = e.Message
-			break
 		}
 	}
 	return told

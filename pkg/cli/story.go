@@ -27,9 +27,7 @@ type Story struct {
 	// Promise says what is promised, or why nothing is.
 	Promise []string `json:"promise"`
 	Kept    []Kept   `json:"kept"`
-	// Pools are its addresses of pools.
-	Pools  []OfPool `json:"pools,omitempty"`
-	Record string   `json:"record,omitempty"`
+	Record  string   `json:"record,omitempty"`
 	// Placement says how the pod came, or comes, to its node.
 	Placement []string `json:"placement,omitempty"`
 	// Lives are the pods of this name that are known, Events those that bear on their nodes and addresses. Both are
@@ -48,30 +46,22 @@ type Asked struct {
 	Meaning    string `json:"meaning"`
 }
 
-// Kept is a RetainedIP, and what the ledger of its node says of each address.
+// Kept is a RetainedIP or a PodIP.
 type Kept struct {
-	RetainedIP string   `json:"retainedIP"`
-	Node       string   `json:"node"`
-	IPs        []string `json:"ips"`
-	Phase      string   `json:"phase"`
-	Why        string   `json:"why"`
-	Until      string   `json:"until,omitempty"` // RFC 3339, or never
-	// NoHome says why the pod does not go there although its address is kept, empty if it may.
-	NoHome string   `json:"noHome,omitempty"`
+	Kind      string   `json:"kind"`
+	Name      string   `json:"name"`
+	IPs       []string `json:"ips"`
+	Pool      string   `json:"pool,omitempty"`
+	Interface string   `json:"interface,omitempty"`
+	Phase     string   `json:"phase"`
+	Node      string   `json:"node,omitempty"` // of the pod that has them or had them last
+	Why       string   `json:"why"`
+	Until     string   `json:"until,omitempty"` // RFC 3339, or never
+	// NoHome says why the pod does not go there although the node keeps its addresses, empty if it may.
+	NoHome string `json:"noHome,omitempty"`
+	// Ledger is what the node says of each address that it keeps.
 	Ledger []string `json:"ledger,omitempty"`
-}
-
-// OfPool is a PodIP.
-type OfPool struct {
-	PodIP     string `json:"podIP"`
-	IP        string `json:"ip"`
-	Pool      string `json:"pool"`
-	Interface string `json:"interface"`
-	Phase     string `json:"phase"`
-	Node      string `json:"node,omitempty"` // of the pod that has it or had it last
-	Why       string `json:"why"`
-	Until     string `json:"until,omitempty"` // RFC 3339, or never
-	// Held says what an operator has to do so that the address can change hands, empty if nothing is known.
+	// Held says what an operator has to do so that the address of a pool can change hands, empty if nothing is known.
 	Held string `json:"held,omitempty"`
 }
 
@@ -95,11 +85,7 @@ func (f *facts) story() *Story {
 		s.Workload = f.workload.GetKind() + "/" + f.workload.GetName()
 	}
 	for _, k := range f.kept {
-		if k.podIP() != nil {
-			s.Pools = append(s.Pools, f.ofPool(k))
-		} else {
-			s.Kept = append(s.Kept, f.keptBy(k))
-		}
+		s.Kept = append(s.Kept, f.describe(k))
 	}
 	return s
 }
@@ -173,22 +159,21 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 func (s *Story) promised() []string {
 	all := slices.Clone(s.Promise)
 	for _, k := range s.Kept {
-		all = append(all, fmt.Sprintf("RetainedIP %s: %s, %s", k.RetainedIP, k.Phase, strings.Join(k.IPs, ", ")))
-		if k.NoHome != "" {
-			all = append(all, k.NoHome)
+		line := fmt.Sprintf("%s %s: %s, %s", k.Kind, k.Name, k.Phase, strings.Join(k.IPs, ", "))
+		if k.Interface != "" {
+			line += ", " + k.Interface
+			if k.Node != "" {
+				line += ", node " + k.Node
+			}
+		}
+		all = append(all, line)
+		for _, more := range []string{k.NoHome, k.Held} {
+			if more != "" {
+				all = append(all, more)
+			}
 		}
 		for _, l := range k.Ledger {
 			all = append(all, "ledger of node "+k.Node+": "+l)
-		}
-	}
-	for _, p := range s.Pools {
-		line := fmt.Sprintf("PodIP %s: %s, %s, %s", p.PodIP, p.Phase, p.IP, p.Interface)
-		if p.Node != "" {
-			line += ", node " + p.Node
-		}
-		all = append(all, line)
-		if p.Held != "" {
-			all = append(all, p.Held)
 		}
 	}
 	return all
