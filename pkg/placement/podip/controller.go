@@ -1,7 +1,7 @@
 // Package podip is the controller's half of pools: it feeds a [pool.Book] with what the cluster says and carries out
 // what the Book decides.
 //
-//	pods.go        which addresses a pod claims, for the loop that places it
+//	pods.go        which addresses a pod claims, for the loop that places it; barren.go pods without a node
 //	controller.go  the loop that reviews addresses; pools.go pools
 //	state.go       all that is remembered, and the queues of what the Book wakes; session.go a Book with what belongs to it
 //	follow.go      how a Book is begun, fed by feed.go, and begun again if the API server's data were restored

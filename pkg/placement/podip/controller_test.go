@@ -1824,3 +1824,125 @@ func TestWhatManyPodIPsSayIsKeptOnce(t *testing.T) {
 		}
 	}
 }
+
+// A pod that no node has room for gives the address that it never used to a pod that waits, one of them at a time.
+func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
+	retained := hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")
+	refused := func(a *api, name string) {
+		t.Helper()
+		pod, has := a.pod(t, name)
+		if len(has) != 1 {
+			t.Fatalf("%s has %v", name, has)
+		}
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available: 1 Insufficient cpu."}}
+		if err := a.Status().Update(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := func(a *api, name string) bool {
+		t.Helper()
+		err := a.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, &corev1.Pod{})
+		if client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	passes := func(a *api, c *controlling, d time.Duration) {
+		t.Helper()
+		for end := a.now.Add(d); a.now.Before(end); {
+			a.now = a.now.Add(min(end.Sub(a.now), pool.MarkEvery))
+			if err := c.follower.mark(t.Context(), c.session); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.works()
+	}
+	for _, test := range []struct {
+		name       string
+		first      []func(*corev1.Pod)
+		used       bool // by the pod before
+		nobody     bool // waits
+		takes      bool
+		takesAfter time.Duration
+	}{
+		{name: "without a retention", first: []func(*corev1.Pod){ownedBySet}, takes: true, takesAfter: refusedMost},
+		{name: "with one", first: []func(*corev1.Pod){ownedBySet, retained}, takes: true, takesAfter: refusedMost},
+		{name: "not long enough", first: []func(*corev1.Pod){ownedBySet}, takesAfter: refusedMost - time.Second},
+		{name: "with one, and used before", first: []func(*corev1.Pod){ownedBySet, retained}, used: true,
+			takesAfter: refusedMost},
+		{name: "with nobody who waits", first: []func(*corev1.Pod){ownedBySet}, nobody: true, takesAfter: refusedMost},
+		{name: "without a controller", takesAfter: refusedMost},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.101"),
+				asking("web-0", "blue", test.first...))
+			c := control(t, a)
+			c.works()
+			if test.used {
+				before := bound(t, a, "web-0", "node-1")
+				a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(before.UID), "node-1")
+				c.works()
+				if err := a.Delete(t.Context(), before); err != nil {
+					t.Fatal(err)
+				}
+				a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(before.UID), "node-1")
+				if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", append(test.first,
+					func(p *corev1.Pod) { p.UID = "next" })...)); err != nil {
+					t.Fatal(err)
+				}
+				c.works()
+			}
+			refused(a, "web-0")
+			if !test.nobody {
+				if err := a.WithWatch.Create(t.Context(), asking("other-0", "blue", made(time.Second))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.works()
+			if !there(a, "web-0") {
+				t.Fatal("it is ended at once")
+			}
+			passes(a, c, test.takesAfter)
+			if there(a, "web-0") == test.takes {
+				t.Errorf("it is ended: %t; %q", !test.takes, c.notes())
+			}
+			if test.nobody {
+				return
+			}
+			if _, has := a.pod(t, "other-0"); (len(has) == 1) != test.takes {
+				t.Errorf("the pod that waited has %v: %q", has, c.notes())
+			}
+		})
+	}
+
+	// Of many that have no room, as many give theirs as others wait.
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.104"),
+		asking("web-0", "blue", ownedBySet), asking("web-1", "blue", ownedBySet), asking("web-2", "blue", ownedBySet, retained),
+		asking("web-3", "blue", ownedBySet, retained))
+	c := control(t, a)
+	c.works()
+	for i := range 4 {
+		refused(a, fmt.Sprintf("web-%d", i))
+	}
+	for _, name := range []string{"other-0", "other-1"} {
+		if err := a.WithWatch.Create(t.Context(), asking(name, "blue", made(time.Second))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.works()
+	for range 8 {
+		passes(a, c, refusedMost)
+	}
+	left := 0
+	for i := range 4 {
+		if there(a, fmt.Sprintf("web-%d", i)) {
+			left++
+		}
+	}
+	_, zero := a.pod(t, "other-0")
+	_, one := a.pod(t, "other-1")
+	if left != 2 || len(zero) != 1 || len(one) != 1 {
+		t.Errorf("%d are left, and those that waited have %v and %v: %q", left, zero, one, c.notes())
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -296,31 +295,6 @@ func (c *Claimer) sayClamped(pod *corev1.Pod) {
 		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
 			"retention %s exceeds the maximum, %s", asked.Duration(), given.Duration())
 	}
-}
-
-// endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for
-// elsewhere, once the node is back: its successor may go there. The pod never ran.
-func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, known *pool.Pod) (*Claim, error) {
-	if metav1.GetControllerOf(pod) == nil {
-		return nil, nil
-	}
-	for _, a := range known.Assigned {
-		c.mu.Lock()
-		back := slices.Contains(s.book.Barren(a.Last), known.UID)
-		c.unlock()
-		if !back || !home.KeptFrom(pod, a.Last) {
-			continue
-		}
-		why := fmt.Sprintf("node %s was lost when the pod was placed, and is back", a.Last)
-		plan := pool.Plan{Reason: why, Writes: []pool.Write{pool.EndPod{UID: known.UID, Namespace: known.Namespace,
-			Name: known.Name, If: []pool.Check{{There: known}}}}}
-		if err := c.carryOut(ctx, s, plan, c.now(), pod, gate.Placement{}); err != nil {
-			return nil, err
-		}
-		return &Claim{Note: &Note{corev1.EventTypeNormal, home.ReasonAddressWait,
-			why + ": the pod was deleted so that its successor may go there"}}, nil
-	}
-	return nil, nil
 }
 
 // outside says which pool is not for the node of a pod that could not be kept from it, empty if none is. Addresses that

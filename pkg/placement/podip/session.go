@@ -24,6 +24,10 @@ type session struct {
 	// invalid says of pods what of their annotations is not valid.
 	invalid map[pool.UID]error
 	gated   map[pool.UID]*wait
+	// refused has the pods with addresses for which the scheduler has no room, and since when that is known.
+	refused map[pool.UID]time.Time
+	// tookBack is when a pool took an address back from such a pod last.
+	tookBack map[string]time.Time
 	// expires is status.expires, if it is there.
 	expires map[netip.Addr]time.Time
 	said    map[string]said
@@ -140,6 +144,11 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 		s.book.StopWaiting(uid)
 	}
 	s.noteGateLocked(&current, home.LastGate(core), was == nil, s.c.now())
+	if current.Node != "" {
+		delete(s.refused, uid)
+	} else if _, refused := home.Refused(core); refused && !current.Gated && s.refused[uid].IsZero() {
+		s.c.enqueueLocked(current.Key()) // see endBarren
+	}
 }
 
 // vouchedLocked reports whether the addresses that a pod has by its annotation are true: they name the guard that there
@@ -181,6 +190,7 @@ func (s *session) removePod(uid pool.UID, node string, final bool) {
 	}
 	s.book.RemovePod(uid, final, s.c.now())
 	delete(s.gated, uid)
+	delete(s.refused, uid)
 	delete(s.invalid, uid)
 	delete(s.said, string(uid))
 }
