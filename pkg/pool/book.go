@@ -29,7 +29,7 @@ func NewBook(r Audit) *Book {
 		},
 		lines:   lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}},
 		pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
-		sharing: index[Owner, UID]{}, silent: map[netip.Addr]silence{},
+		takers: index[Owner, UID]{}, silent: map[netip.Addr]silence{},
 	}}
 }
 

@@ -149,7 +149,7 @@ func (d *reviewing) conflict() Plan {
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
 	kept := pod.kept(p.Addr)
 	switch {
-	case kept && pod.Identity == "" && !pod.AllocateNew:
+	case kept && !pod.takesAny():
 		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine: pod %s/%s keeps it, and waits",
 			p.Namespace, p.PodName)}
 	case pod.Workload == (Workload{}):

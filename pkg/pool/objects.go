@@ -163,6 +163,9 @@ type Pod struct {
 	Namespaced map[string]string
 }
 
+// takesAny reports whether a pod takes another address rather than wait for one of its own.
+func (p *Pod) takesAny() bool { return p.Identity != "" || p.AllocateNew }
+
 // alive reports whether a pod, nil if there is none, is there to stay.
 func (p *Pod) alive() bool { return p != nil && !p.Ending && !p.Terminal }
 

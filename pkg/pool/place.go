@@ -251,18 +251,18 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			continue
 		}
 		switch f := d.Fence(p, d.now); {
-		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.AllocateNew && p.Keep != (Keep{}):
+		case p.Quarantine.Reason != "" && !pod.takesAny() && p.Keep != (Keep{}):
 			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
 		case p.Quarantine.Reason != "":
 		case d.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
-			if pod.Identity == "" && !pod.AllocateNew {
+			if !pod.takesAny() {
 				return c, Plan{Reason: fmt.Sprintf("its address %s was assigned to another pod, too", p.Addr),
 					Addrs: []netip.Addr{p.Addr}}
 			}
 		case f.Verdict == Yes:
 			return d.claim(s, p, f), Plan{}
-		case pod.Identity != "" || pod.AllocateNew: // never waits
+		case pod.takesAny(): // never waits
 		case i == len(own)-1:
 			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
 				Addrs: []netip.Addr{p.Addr}}

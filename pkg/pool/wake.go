@@ -45,11 +45,11 @@ type waiting struct {
 	lines   lines
 	woken   []Key // in order
 	pending map[Key]struct{}
-	// waits are the pods that wait, with the addresses that they wait for. on is the same by address. sharing are those of
-	// shared identities, which take whichever address of theirs is free first.
-	waits   map[UID][]netip.Addr
-	on      index[netip.Addr, UID]
-	sharing index[Owner, UID]
+	// waits are the pods that wait, with the addresses that they wait for. on is the same by address. takers are those
+	// that take any address, which may be one of their own once that is free.
+	waits  map[UID][]netip.Addr
+	on     index[netip.Addr, UID]
+	takers index[Owner, UID]
 	// silent are the addresses that wait for what nodes say.
 	silent map[netip.Addr]silence
 }
@@ -80,7 +80,7 @@ func (w *waiting) noteWait(uid UID, plan Plan) {
 	if pod == nil {
 		return
 	}
-	w.sharing.remove(ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
+	w.takers.remove(ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
 	if plan.Reason == "" {
 		return
 	}
@@ -88,8 +88,8 @@ func (w *waiting) noteWait(uid UID, plan Plan) {
 	for _, a := range plan.Addrs {
 		w.on.add(a, uid)
 	}
-	if pod.Identity != "" {
-		w.sharing.add(ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
+	if pod.takesAny() {
+		w.takers.add(ownerOf(pod.Namespace, pod.Name, pod.Identity), uid)
 	}
 }
 
@@ -153,7 +153,7 @@ func (w *waiting) WakeAll() {
 func (w *waiting) WakeWaiting() {
 	for uid := range w.waits {
 		p := w.pods[uid]
-		if _, inLine := w.lines.queued[uid]; !inLine || p.Identity != "" {
+		if _, inLine := w.lines.queued[uid]; !inLine || p.takesAny() {
 			w.wake(p.Key())
 		}
 	}
@@ -202,8 +202,8 @@ func (w *waiting) wakeChanged(name string) {
 func (w *waiting) wakeAddress(a netip.Addr) {
 	w.wake(KeyOfAddress(a))
 	w.wakePods(maps.Keys(w.on[a]))
-	if p := w.ips[a]; p != nil && p.Identity != "" && !w.pods[p.PodUID].alive() {
-		w.wakePods(maps.Keys(w.sharing[p.owner()]))
+	if p := w.ips[a]; p != nil && !w.pods[p.PodUID].alive() {
+		w.wakePods(maps.Keys(w.takers[p.owner()]))
 	}
 }
 
@@ -238,7 +238,7 @@ func (w *waiting) wakeSilent() {
 	for _, uids := range w.on {
 		w.wakePods(maps.Keys(uids))
 	}
-	for _, uids := range w.sharing {
+	for _, uids := range w.takers {
 		w.wakePods(maps.Keys(uids))
 	}
 }
