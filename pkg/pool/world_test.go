@@ -40,6 +40,7 @@ type world struct {
 	told, lost map[UID]bool
 	placed     map[placement]bool // which pods were told of which addresses
 	bound      map[UID]string     // the node that each pod was bound to, also in a future that was lost
+	ended      map[UID]bool       // by the status that this node wrote, also in a future that was lost
 	log        []func() string
 	bad        string // what the oracle found
 	scratch    []answering
@@ -215,7 +216,8 @@ var errConflict = errors.New("conflict")
 func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	brokenRules = broken
 	w := &world{t: t, r: r, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
-		lost: map[UID]bool{}, placed: map[placement]bool{}, bound: map[UID]string{}, unseen: map[UID]bool{},
+		lost: map[UID]bool{}, placed: map[placement]bool{}, bound: map[UID]string{}, ended: map[UID]bool{},
+		unseen:    map[UID]bool{},
 		workloads: map[string]*workload{}}
 	w.rev = 1
 	w.pools.put("a4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.6.0.0/16",
@@ -372,6 +374,9 @@ func (w *world) applied(wr Write) error {
 		}
 		is.Version = w.version()
 		w.ips.put(is.Addr.String(), is)
+		if is.gone() && is.Node == w.bound[is.PodUID] {
+			w.ended[is.PodUID] = true
+		}
 	case DeleteIP:
 		is, err := current(wr.PodIP)
 		if err != nil {
@@ -400,8 +405,9 @@ func (w *world) applied(wr Write) error {
 				w.conflicts++
 			}
 		}
-		// After a restore a pod may be known without the node that it was bound to: what was decided before is right.
-		if w.liar != nil && !w.told[is.UID] && is.Node != w.liar.name && w.bound[is.UID] != w.liar.name &&
+		// After a restore a pod may be known without the node that it was bound to, or its end: what was decided before is
+		// right.
+		if w.liar != nil && !w.told[is.UID] && !w.ended[is.UID] && is.Node != w.liar.name && w.bound[is.UID] != w.liar.name &&
 			is.Created.After(time.Unix(0, w.epoch).Add(2*Skew)) {
 			w.failf("pod %s %s is ended, on node %q, and no node but %s can have said anything of it", is.Name, is.UID, is.Node,
 				w.liar.name)

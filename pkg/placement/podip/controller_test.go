@@ -1918,7 +1918,8 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 
 	// Of many that have no room, as many give theirs as others wait.
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.104"),
-		asking("web-0", "blue", ownedBySet), asking("web-1", "blue", ownedBySet), asking("web-2", "blue", ownedBySet, retained),
+		asking("web-0", "blue", ownedBySet), asking("web-1", "blue", ownedBySet),
+		asking("web-2", "blue", ownedBySet, retained),
 		asking("web-3", "blue", ownedBySet, retained))
 	c := control(t, a)
 	c.works()
