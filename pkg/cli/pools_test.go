@@ -128,7 +128,7 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 		"an overlap": {[]client.Object{aPool(condition(stayputv1alpha1.ConditionOverlaps, metav1.ConditionTrue,
 			"Overlaps", "it shares addresses with pool green"))}, LevelWarn, "it shares addresses with pool green"},
 		"an exhausted pool": {[]client.Object{aPool(condition(stayputv1alpha1.ConditionExhausted, metav1.ConditionTrue,
-			"PodsWait", "3 pods wait for an address"))}, LevelWarn, "3 pods wait"},
+			"PodsWaiting", "3 pods wait for an address"))}, LevelWarn, "3 pods wait"},
 		"a quarantine": {[]client.Object{aPool(), aPodIP(quarantined)}, LevelWarn,
 			"10.6.168.101 of pool blue is in quarantine since 2026-01-02T12:00:00Z: two pods have it"},
 		"another machine": {[]client.Object{aPool(), aPodIP(conflicting)}, LevelWarn, "pod default/web-2 cannot start: " +

@@ -181,7 +181,7 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	case news:
 		return reconcile.Result{}, r.apply(ctx, &ip, ip.Spec.Workload, false) // which brings it back here
 	case pod != nil:
-		return reconcile.Result{}, r.ofNobody(ctx, &ip, pod)
+		return reconcile.Result{}, r.reviewUnowned(ctx, &ip, pod)
 	}
 	return r.withoutPod(ctx, &ip)
 }
@@ -206,9 +206,9 @@ func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP
 	return r.moved(ctx, ip, pod)
 }
 
-// ofNobody reviews the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
+// reviewUnowned reviews the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
 // again.
-func (r *releaser) ofNobody(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
+func (r *releaser) reviewUnowned(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
 	why := endless(ip, nil, false)
 	if ip.Spec.Workload != nil || why == "" {
 		return nil

@@ -99,11 +99,11 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	}
 	switch waiting {
 	case 0:
-		set(stayputv1alpha1.ConditionExhausted, false, "NobodyWaits", "")
+		set(stayputv1alpha1.ConditionExhausted, false, "NoPodsWaiting", "")
 	case 1:
-		set(stayputv1alpha1.ConditionExhausted, true, "PodsWait", "1 pod waits for an address")
+		set(stayputv1alpha1.ConditionExhausted, true, "PodsWaiting", "1 pod waits for an address")
 	default:
-		set(stayputv1alpha1.ConditionExhausted, true, "PodsWait", fmt.Sprintf("%d pods wait for an address", waiting))
+		set(stayputv1alpha1.ConditionExhausted, true, "PodsWaiting", fmt.Sprintf("%d pods wait for an address", waiting))
 	}
 	if len(overlaps) > 0 {
 		set(stayputv1alpha1.ConditionOverlaps, true, "Overlaps", "it shares addresses with "+strings.Join(overlaps, ", "))
