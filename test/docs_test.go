@@ -370,6 +370,31 @@ func TestDocumentsNameMetricsReasonsAndAnnotationsThatExist(t *testing.T) {
 	}
 }
 
+// The index of symptoms is complete: it has every alert, and every reason of an Event or condition that says that
+// something is wrong.
+func TestTheSymptomsHaveEveryAlertAndReason(t *testing.T) {
+	symptoms := read(t, "docs/symptoms.md")
+	fine := []string{"AllRecorded", "AsExpected", "Obeyed"} // of conditions
+	internal := []string{"IPPooled", "IPRestored"}          // of events that do not become Events
+	reason := regexp.MustCompile(`(?:EventReason|[rR]eason\w+)\s+= "([A-Z]\w+)"`)
+	reasons := reason.FindAllStringSubmatch(text(sources(t, isProduct, "pkg")), -1)
+	for _, found := range reasons {
+		if !slices.Contains(slices.Concat(fine, internal), found[1]) && !strings.Contains(symptoms, "`"+found[1]+"`") {
+			t.Errorf("docs/symptoms.md does not have %s", found[1])
+		}
+	}
+	alert := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`)
+	alerts := alert.FindAllStringSubmatch(read(t, "deploy/chart/files/rules.yaml"), -1)
+	for _, found := range alerts {
+		if link := "[" + found[1] + "](runbooks.md#" + strings.ToLower(found[1]) + ")"; !strings.Contains(symptoms, link) {
+			t.Errorf("docs/symptoms.md does not have %s", link)
+		}
+	}
+	if len(reasons) < 40 || len(alerts) < 40 {
+		t.Errorf("only %d reasons and %d alerts were found", len(reasons), len(alerts))
+	}
+}
+
 func TestDocumentsHaveLinesOfAtMost120Columns(t *testing.T) {
 	for _, d := range documents(t) {
 		number := 0

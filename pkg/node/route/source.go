@@ -32,7 +32,7 @@ import (
 const (
 	tableName = "stayput"
 	// marks are the bits that ask for masquerade: kube-proxy's masqueradeBit, also in its nftables mode, and
-	// portmap's markMasqBit, both by default. It is not read which ones a node has: docs/pools.md says so.
+	// portmap's markMasqBit, both by default. It is not read which ones a node has: docs/routed.md says so.
 	marks = 0x4000 | 0x2000
 )
 
