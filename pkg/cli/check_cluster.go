@@ -21,7 +21,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
 
@@ -258,7 +257,7 @@ func usedUp(n *inspection.Node, share float64, limit int64) (namespaces []string
 			has := map[string]int64{}
 			for _, a := range net.Addresses {
 				if a.Promise != nil && set.Contains(a.IP) {
-					has[ledger.Key{Identity: a.Promise.Identity}.Namespace()]++
+					has[a.Namespace]++
 				}
 			}
 			most := set.PromiseLimit

@@ -390,7 +390,7 @@ func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
 			for i, of := range namespaces {
 				n.Networks[0].Addresses = append(n.Networks[0].Addresses, inspection.Address{
 					IP: addr("10.1.0.2"), State: inspection.Retained,
-					Promise: &inspection.Promise{Identity: fmt.Sprintf("pod:%s/web-%d", of, i)},
+					Namespace: of, Promise: &inspection.Promise{Identity: fmt.Sprintf("pod:%s/web-%d", of, i)},
 				})
 			}
 		}

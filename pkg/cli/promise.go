@@ -12,7 +12,6 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/retention"
 )
 
@@ -163,7 +162,7 @@ func (f *facts) promiseOf(k *keptIP) string {
 
 // refusals are the reasons of the Events that say why a pod got no promise.
 var refusals = []string{
-	string(ledger.EventRefused), string(ledger.EventNamespaceRefused), home.ReasonInvalidAnnotation, home.ReasonNotOwned,
+	retention.ReasonRefused, retention.ReasonNamespaceRefused, home.ReasonInvalidAnnotation, home.ReasonNotOwned,
 }
 
 // whyNothing returns why nothing is promised to the pod.

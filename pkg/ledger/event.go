@@ -15,9 +15,9 @@ type EventReason string
 const (
 	EventRestored    EventReason = "IPRestored"
 	EventNotRestored EventReason = "IPNotRestored"
-	EventRefused     EventReason = "IPRetentionRefused"
+	EventRefused     EventReason = retention.ReasonRefused
 	// EventNamespaceRefused is about one namespace: other namespaces may still be promised addresses.
-	EventNamespaceRefused EventReason = "IPNamespaceShareUsedUp"
+	EventNamespaceRefused EventReason = retention.ReasonNamespaceRefused
 	EventClamped          EventReason = "IPRetentionClamped"
 	// EventConflict means that another machine on the link has an address of a pool, so that the ADD failed.
 	EventConflict EventReason = "IPConflict"

@@ -36,6 +36,12 @@ const (
 // WhileOwned is the value of AnnotationRetainIP that retains an address for as long as the workload wants the pod.
 const WhileOwned = "while-owned"
 
+// Reasons of Events that say why a pod was promised nothing. The ledger decides; kubectl stayput shows them.
+const (
+	ReasonRefused          = "IPRetentionRefused"
+	ReasonNamespaceRefused = "IPNamespaceShareUsedUp"
+)
+
 // Policy says what becomes of a pod's addresses when its attachment ends. The zero Policy retains nothing.
 type Policy struct {
 	// Retention is how long the addresses stay retained. With WhileOwned zero means without end.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -60,5 +60,5 @@ func Restart() error {
 	if err != nil {
 		return err
 	}
-	return unix.Exec(self, os.Args, os.Environ())
+	return syscall.Exec(self, os.Args, os.Environ())
 }
