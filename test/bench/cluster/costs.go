@@ -79,7 +79,6 @@ func (w *world) during(f func() error) (c cpu, took time.Duration, err error) {
 type costing struct {
 	*creator
 	installed bool
-	idle      cpu // each second
 	homes     []string
 }
 
@@ -103,9 +102,7 @@ func (m *costing) rest(ctx context.Context) error {
 	if err := errors.Join(m.ControllerManager.Stop(), m.Scheduler.Stop(), sleep(ctx, 10*time.Second)); err != nil {
 		return err
 	}
-	c, took, err := m.during(func() error { return sleep(ctx, 10*time.Second) })
-	m.idle = cpu{c.server / took.Seconds(), c.installed / took.Seconds()}
-	return err
+	return m.creator.rest(ctx)
 }
 
 func (m *costing) name(kind string, i int) string {
@@ -136,7 +133,7 @@ func (m *costing) batch(ctx context.Context, kind string) (c cpu, err error) {
 	}
 	c, took, err := m.during(func() error {
 		if err := parallel(ctx, len(pods), createClients, func(ctx context.Context, worker, i int) error {
-			return m.clients[worker].Create(ctx, pods[i])
+			return m.makers[worker].Create(ctx, pods[i])
 		}); err != nil {
 			return err
 		}
@@ -270,7 +267,7 @@ func measureCosts(ctx context.Context, b *bench) (rows []table.Row, err error) {
 				extent("%.2f", installed[ours]), extent("%.2f", sum[stock])),
 		}
 		if k.more {
-			row.Against = "a cluster without stayput"
+			row.Against = againstNothing
 			row.Figure = measured(" ms", func(s ...[]float64) float64 { return median(s[0]) - median(s[1]) },
 				sum[ours], sum[stock])
 		}
