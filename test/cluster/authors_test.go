@@ -185,7 +185,7 @@ var fields = []struct {
 		{"status.podUID", `v`, "agent"},
 		{"status.since", `"2026-01-01T00:00:00Z"`, "agent"},
 		{"status.lastBoundTime", `"2026-01-01T00:00:00Z"`, "agent"},
-		{"status.expires", `"2042-11-21T07:12:55Z"`, "agent"},
+		{"status.expires", `"2043-01-01T00:00:00Z"`, "agent"},
 	}},
 	// It is of a pod of node-1. No one but the controller says which pod an address is for.
 	{podIPKind, "10.6.168.102", []field{
@@ -218,7 +218,7 @@ var fields = []struct {
 		{"status.since", `"2026-01-01T00:00:00Z"`, "agent controller"},
 		{"status.conflict", `"02:00:00:00:00:01"`, "controller"}, // the agent's only of a pod that has not started
 		{"status.podCIDR", `10.244.1.0/24`, "controller"},        // and this one's of mode Routed
-		{"status.expires", `"2042-11-21T07:12:55Z"`, "controller"},
+		{"status.expires", `"2043-01-01T00:00:00Z"`, "controller"},
 	}},
 	{poolKind, "blue", []field{
 		{"metadata.labels", `{a: b}`, ""},
