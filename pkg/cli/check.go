@@ -44,6 +44,8 @@ type Report struct {
 	OK       int       `json:"ok"`
 	Warnings int       `json:"warnings"`
 	Failures int       `json:"failures"`
+	// Install is the command that installs Stayput in a cluster without it, empty if it is not asked for.
+	Install string `json:"install,omitempty"`
 }
 
 func checkCommand(s *settings) *cobra.Command {

@@ -27,11 +27,33 @@ func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
 		findRange(node, l.is), findClock(l, clock)))
 }
 
+// agentless returns on what kind of node no agent is wanted, empty if one is. The chart's agent.affinity leaves out the
+// same kinds by default.
+func agentless(node *corev1.Node) string {
+	switch {
+	case node.Status.NodeInfo.OperatingSystem == string(corev1.Windows),
+		node.Labels[corev1.LabelOSStable] == string(corev1.Windows):
+		return "Windows"
+	case node.Labels["eks.amazonaws.com/compute-type"] == "fargate":
+		return "Fargate"
+	case node.Labels["type"] == "virtual-kubelet":
+		return "a virtual kubelet"
+	case node.Labels[pool.AgentLabel] == pool.NoAgent:
+		return "a Node with the label " + pool.AgentLabel + "=" + pool.NoAgent
+	}
+	return ""
+}
+
+func findAgentless(on string) []Finding {
+	return finding("agent", LevelOK, "none is wanted here, on "+on+": pods on this node keep no addresses", "")
+}
+
 func findUnreachable(node *corev1.Node, err error) []Finding {
 	f := findings{check: "agent"}
+	on := agentless(node)
 	switch {
-	case errors.Is(err, ErrNoAgent) && node.Labels[pool.AgentLabel] == pool.NoAgent:
-		return f.orOK("the agent is disabled on this node: the Node has the label " + pool.AgentLabel + "=" + pool.NoAgent)
+	case errors.Is(err, ErrNoAgent) && on != "":
+		return findAgentless(on)
 	case !home.NodeReady(node):
 		f.warn("the node is not Ready, so its agent cannot be queried: "+err.Error(),
 			"recover the node. Its addresses stay kept, and pods wait for it for their home-wait")

@@ -264,10 +264,15 @@ func TestAMissingRightIsNamed(t *testing.T) {
 }
 
 func TestANodeThatIsToHaveNoAgentIsInOrder(t *testing.T) {
-	node := aNode("node-1", func(n *corev1.Node) { n.Labels = map[string]string{"stayput.io/agent": "none"} })
-	f := checkNode(&node, looked{err: ErrNoAgent}, interval{})
-	if len(f) != 1 || f[0].Level != LevelOK || !strings.Contains(f[0].Text, "stayput.io/agent=none") {
-		t.Errorf("found %+v", f)
+	for key, value := range map[string]string{
+		"stayput.io/agent": "none", "kubernetes.io/os": "windows", "eks.amazonaws.com/compute-type": "fargate",
+		"type": "virtual-kubelet",
+	} {
+		node := aNode("node-1", func(n *corev1.Node) { n.Labels = map[string]string{key: value} })
+		f := checkNode(&node, looked{err: ErrNoAgent}, interval{})
+		if len(f) != 1 || f[0].Level != LevelOK || !strings.Contains(f[0].Text, "none is wanted here") {
+			t.Errorf("%s=%s: %+v", key, value, f)
+		}
 	}
 }
 

@@ -105,17 +105,21 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 	if err != nil || audit.Spec.Phase == stayputv1alpha1.PodIPAuditSettled {
 		return
 	}
-	names, err := objects(ctx, k, "Node")
-	var answers stayputv1alpha1.PodIPReportList
-	if err := errors.Join(err, k.List(ctx, &answers)); err != nil {
+	nodes, err := nodesNamed(ctx, k, nil)
+	var reports stayputv1alpha1.PodIPReportList
+	if err := errors.Join(err, k.List(ctx, &reports)); err != nil {
 		f.unread(err)
 		return
 	}
-	names = slices.DeleteFunc(names, func(node string) bool {
-		return slices.ContainsFunc(answers.Items, func(a stayputv1alpha1.PodIPReport) bool {
-			return a.Name == node && !a.Spec.Round.Before(audit.Spec.Epoch)
-		})
-	})
+	var names []string
+	for i := range nodes {
+		at := slices.IndexFunc(reports.Items, func(a stayputv1alpha1.PodIPReport) bool { return a.Name == nodes[i].Name })
+		switch {
+		case at < 0 && agentless(&nodes[i]) != "": // need not report, as no agent has run there
+		case at < 0, reports.Items[at].Spec.Round.Before(audit.Spec.Epoch):
+			names = append(names, nodes[i].Name)
+		}
+	}
 	slices.Sort(names)
 	f.fail("pools allocate no addresses until every node has reported the addresses that it uses, "+
 		"as after a restore of etcd; missing: "+

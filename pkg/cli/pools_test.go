@@ -109,6 +109,8 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000 * round)}}
 	}
 	node := func(name string) *corev1.Node { n := aNode(name); return &n }
+	fargate := node("fargate")
+	fargate.Labels = map[string]string{"eks.amazonaws.com/compute-type": "fargate"}
 	for name, test := range map[string]struct {
 		objects []client.Object
 		level   Level // empty: nothing is said
@@ -133,7 +135,7 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 			"10.6.168.101 of pool blue is in quarantine since 2026-01-02T12:00:00Z: two pods have it"},
 		"another machine": {[]client.Object{aPool(), aPodIP(conflicting)}, LevelWarn, "pod default/web-2 cannot start: " +
 			"10.6.168.101 of pool blue is in use by another machine on the link of node node-1"},
-		"a recall": {[]client.Object{aPool(), recalling, node("node-1"), node("node-2"), answer("node-1", 7),
+		"a recall": {[]client.Object{aPool(), recalling, node("node-1"), node("node-2"), fargate, answer("node-1", 7),
 			answer("node-2", 6)}, LevelFail, "missing: node-2"},
 	} {
 		all := checkPools(t.Context(), aCluster(nothing, test.objects...), noon)

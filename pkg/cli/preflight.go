@@ -53,6 +53,9 @@ func runPreflight(ctx context.Context, c *cluster, args []string, line *progress
 	}
 	r := &Report{Findings: []Finding{}}
 	r.add(s.findings()...)
+	if len(args) == 0 {
+		r.Install = s.install()
+	}
 	return r, nil
 }
 
@@ -268,23 +271,79 @@ func (s *surroundings) network(node *corev1.Node) network {
 
 // findings are what will work and what will not: first of the cluster, then of its nodes.
 func (s *surroundings) findings() []Finding {
-	all := slices.Concat(s.findVersion(), s.findGate(), s.findKruise(), s.unread)
-	kept := map[verdict][]string{} // nodes
+	all := slices.Concat(s.findVersion(), s.findGate(), s.findKruise(), s.findOpenShift(), s.unread)
 	var ofNodes []Finding
 	for i := range s.nodes {
 		node := &s.nodes[i]
-		if node.Status.NodeInfo.OperatingSystem == "windows" {
-			ofNodes = append(ofNodes, onNode(node.Name, finding("system", LevelWarn,
-				"agents run only on Linux: pods on this node keep no addresses", ""))...)
-			kept[never] = append(kept[never], node.Name)
+		if why := agentless(node); why != "" {
+			ofNodes = append(ofNodes, onNode(node.Name, findAgentless(why))...)
 			continue
 		}
-		n := s.network(node)
-		kept[n.verdict] = append(kept[n.verdict], node.Name)
 		ofNodes = append(ofNodes, onNode(node.Name,
-			slices.Concat(findRuntime(node), findPlatform(node), findNetwork(n), s.findMultus(node)))...)
+			slices.Concat(findRuntime(node), findPlatform(node), findNetwork(s.network(node)), s.findMultus(node)))...)
 	}
-	return slices.Concat(all, ofNodes, s.summary(kept))
+	return slices.Concat(all, ofNodes, s.summary())
+}
+
+// helmInstall is how the chart is installed with its defaults.
+const helmInstall = "helm install stayput deploy/chart --namespace stayput-system --create-namespace"
+
+// install returns the command that installs what works in the cluster.
+func (s *surroundings) install() string {
+	command := helmInstall
+	set := func(value string) { command += " --set " + value }
+	if kept := s.kept(); len(kept[keeps])+len(kept[unsure]) == 0 {
+		set("agent.enabled=false")
+	} else if platform := s.platform(); platform != "" {
+		set("platform=" + platform)
+	}
+	if s.gatePolicy == "" && s.apartOnEKS() {
+		set("controller.hostNetwork=true")
+	}
+	if s.onOpenShift() {
+		set("controller.runAsUser=null")
+	}
+	return command
+}
+
+// kept returns the nodes with agents by whether pods can keep their addresses there.
+func (s *surroundings) kept() map[verdict][]string {
+	kept := map[verdict][]string{}
+	for i := range s.nodes {
+		if node := &s.nodes[i]; agentless(node) == "" {
+			v := s.network(node).verdict
+			kept[v] = append(kept[v], node.Name)
+		}
+	}
+	return kept
+}
+
+// platform returns that of all nodes with agents, empty if they do not have the same one.
+func (s *surroundings) platform() string {
+	var all []string
+	for i := range s.nodes {
+		if agentless(&s.nodes[i]) == "" {
+			all = append(all, platformOf(&s.nodes[i]))
+		}
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) != 1 {
+		return ""
+	}
+	return all[0]
+}
+
+// onOpenShift reports whether these are nodes of OpenShift.
+func (s *surroundings) onOpenShift() bool {
+	return slices.ContainsFunc(s.nodes, func(n corev1.Node) bool { return n.Labels["node.openshift.io/os_id"] != "" })
+}
+
+func (s *surroundings) findOpenShift() []Finding {
+	if !s.onOpenShift() {
+		return nil
+	}
+	return finding("OpenShift", LevelOK, "its SCC restricted-v2 gives the controllers their user",
+		"set controller.runAsUser: null in the Helm chart")
 }
 
 func (s *surroundings) findVersion() []Finding {
@@ -355,31 +414,41 @@ func findRuntime(node *corev1.Node) []Finding {
 	return f.all
 }
 
-// findPlatform finds platforms that keep the runtime's socket or CNI's files elsewhere.
-func findPlatform(node *corev1.Node) []Finding {
-	is, platform := node.Status.NodeInfo, ""
+// platformOf returns the platform of a node, as the chart calls it, if it keeps the runtime's socket or CNI's files
+// elsewhere, empty otherwise.
+func platformOf(node *corev1.Node) string {
+	is := node.Status.NodeInfo
 	switch {
 	case strings.Contains(is.KubeletVersion, "+k3s"):
-		platform = "k3s"
+		return "k3s"
 	case strings.Contains(is.KubeletVersion, "+rke2"):
-		platform = "rke2"
+		return "rke2"
 	case strings.Contains(is.KubeletVersion, "+k0s"):
-		platform = "k0s"
+		return "k0s"
 	case strings.Contains(is.KubeletVersion, "-gke."):
-		platform = "gke"
+		return "gke"
 	case strings.HasPrefix(node.Spec.ProviderID, "kind://"):
-		platform = "kind"
+		return "kind"
 	case node.Labels["microk8s.io/cluster"] == "true":
-		platform = "microk8s"
+		return "microk8s"
 	case strings.HasPrefix(is.OSImage, "Talos "):
-		platform = "talos"
+		return "talos"
 	case strings.HasPrefix(is.ContainerRuntimeVersion, "cri-o://"):
-		platform = "crio"
-	default:
+		return "crio"
+	}
+	return ""
+}
+
+func findPlatform(node *corev1.Node) []Finding {
+	platform := platformOf(node)
+	if platform == "" {
 		return nil
 	}
-	return finding("platform", LevelOK, platform+" uses a non-default socket or directories",
-		"set platform: "+platform+" in the Helm chart")
+	todo := "set platform: " + platform + " in the Helm chart"
+	if platform == "talos" { // it enforces pod security
+		todo += ", and first label the namespace pod-security.kubernetes.io/enforce=privileged"
+	}
+	return finding("platform", LevelOK, platform+" uses a non-default socket or directories", todo)
 }
 
 func findNetwork(n network) []Finding {
@@ -388,8 +457,7 @@ func findNetwork(n network) []Finding {
 	case keeps:
 		return finding(check, LevelOK, n.name+" allocates addresses with host-local: pods can keep their addresses", "")
 	case never:
-		return finding(check, LevelFail, n.name+" "+n.why+": pods cannot keep their addresses",
-			"install with agent.enabled=false: pods keep their nodes. See docs/networks.md")
+		return finding(check, LevelWarn, n.name+" "+n.why+": pods cannot keep their addresses", "see docs/networks.md")
 	}
 	return finding(check, LevelWarn, n.name+" "+n.why, "see docs/networks.md")
 }
@@ -403,18 +471,23 @@ func (s *surroundings) findMultus(node *corev1.Node) []Finding {
 		"once Stayput is installed, restart the Multus pod on each node; see docs/networks.md")
 }
 
-// summary says what pods would keep. kept are the nodes by whether pods can keep their addresses there.
-func (s *surroundings) summary(kept map[verdict][]string) []Finding {
+// summary says what pods would keep.
+func (s *surroundings) summary() []Finding {
 	f := findings{check: "summary"}
-	all := count(len(s.nodes), "node", "nodes")
+	kept := s.kept()
+	with := len(kept[keeps]) + len(kept[never]) + len(kept[unsure])
+	all := count(with, "node", "nodes")
 	f.add(LevelOK, "pods keep their nodes on any network", "")
+	const without = "install with agent.enabled=false, for which nothing runs on the nodes"
 	switch {
 	case len(s.nodes) == 0:
 		f.warn("the cluster has no nodes", "")
-	case len(kept[keeps]) == len(s.nodes):
+	case with == 0:
+		f.warn("pods keep their addresses on no node: an agent can run on none", without)
+	case len(kept[keeps]) == with:
 		f.add(LevelOK, "pods keep their addresses on "+all, "")
-	case len(kept[never]) == len(s.nodes):
-		f.fail("pods keep their addresses on none of "+all, "install with agent.enabled=false")
+	case len(kept[never]) == with:
+		f.warn("pods keep their addresses on none of "+all, without)
 	default:
 		f.warn(fmt.Sprintf("pods keep their addresses on %d of %s; uncertain on %d",
 			len(kept[keeps]), all, len(kept[unsure])), "")
@@ -444,5 +517,9 @@ func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
 	}
 	short := *r
 	short.Findings = merged
-	return short.write(w, true, most, p)
+	if err := short.write(w, true, most, p); err != nil || r.Install == "" {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nTo install what works here, with a few more values if findings above say so:\n\n  %s\n", r.Install)
+	return err
 }

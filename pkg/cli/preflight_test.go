@@ -45,10 +45,17 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 	microk8s[0].Labels = map[string]string{"microk8s.io/cluster": "true"}
 	talos := machines(1, "v1.34.1", "containerd://2.1.4", byFlannel)
 	talos[0].Status.NodeInfo.OSImage = "Talos (v1.11.3)"
-	mixed := append(machines(1, "v1.36.3", "containerd://2.4.2", byFlannel), corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "windows"},
-		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{OperatingSystem: "windows"}},
-	})
+	mixed := append(machines(1, "v1.36.3", "containerd://2.4.2", byFlannel),
+		corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "windows", Labels: map[string]string{
+			corev1.LabelOSStable: "windows"}}},
+		corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "fargate", Labels: map[string]string{
+			"eks.amazonaws.com/compute-type": "fargate"}}},
+		corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "virtual", Labels: map[string]string{"type": "virtual-kubelet"}}},
+	)
+	openshift := machines(2, "v1.34.1", "cri-o://1.34.0", nil)
+	for i := range openshift {
+		openshift[i].Labels = map[string]string{"node.openshift.io/os_id": "rhel"}
+	}
 	for name, c := range map[string]struct {
 		in surroundings
 		// says has lines of the text, each from its start; failures is how many of them make the exit code 1.
@@ -62,11 +69,12 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				"OK    Kubernetes: v1.33.5-eks-3025e55",
 				"OK    gate: by a webhook of the controllers",
 				"WARN  node-1, node-2, node-3: runtime: containerd 1.7.27 has NRI disabled",
-				"FAIL  node-1, node-2, node-3: network: the AWS VPC CNI allocates addresses itself",
-				"      -> install with agent.enabled=false: pods keep their nodes",
+				"WARN  node-1, node-2, node-3: network: the AWS VPC CNI allocates addresses itself",
 				"OK    summary: pods keep their nodes",
-				"FAIL  summary: pods keep their addresses on none of 3 nodes",
-			}, 4},
+				"WARN  summary: pods keep their addresses on none of 3 nodes",
+				"      -> install with agent.enabled=false",
+				"  " + helmInstall + " --set agent.enabled=false",
+			}, 0},
 		"kubeadm with flannel": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, networks: everywhere(kubeadm, "kube-flannel-ds")},
 			[]string{
@@ -74,6 +82,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				"OK    node-1, node-2, node-3: runtime: containerd 2.4.2",
 				"OK    node-1, node-2, node-3: network: flannel allocates addresses with host-local",
 				"OK    summary: pods keep their addresses on 3 nodes",
+				"  " + helmInstall,
 			}, 0},
 		"k3s": {
 			surroundings{version: "v1.35.8+k3s1", nodes: k3s, networks: map[string][]string{}},
@@ -81,6 +90,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				"OK    gate: by a webhook", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
 				"OK    node-1, node-2: platform: k3s uses", "      -> set platform: k3s", "OK    node-1, node-2: network: flannel",
 				"OK    summary: pods keep their addresses on 2 nodes",
+				"  " + helmInstall + " --set platform=k3s",
 			}, 0},
 		"GKE with Calico's policies": {
 			surroundings{version: "v1.34.1-gke.2037000", nodes: gke, networks: everywhere(gke, "calico-node")},
@@ -88,7 +98,8 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"Calico": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
 				calicoIPAM: "calico-ipam"},
-			[]string{"FAIL  node-1: network: Calico's own IPAM allocates addresses", "FAIL  summary: "}, 2},
+			[]string{"WARN  node-1: network: Calico's own IPAM allocates addresses", "WARN  summary: ",
+				"  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"Calico, its IPAM unknown": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node")},
 			[]string{"WARN  node-1: network: Calico is installed, but its IPAM plugin is unknown",
@@ -96,8 +107,9 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"Cilium": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
 				ciliumIPAM: "cluster-pool"},
-			[]string{"FAIL  node-1: network: Cilium allocates addresses itself (ipam: cluster-pool)",
-				"WARN  node-1: runtime: CRI-O 1.36.3", "      -> set platform: crio"}, 2},
+			[]string{"WARN  node-1: network: Cilium allocates addresses itself (ipam: cluster-pool)",
+				"WARN  node-1: runtime: CRI-O 1.36.3", "      -> set platform: crio",
+				"  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"Cilium with a plugin for addresses": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
 				ciliumIPAM: "delegated-plugin"},
@@ -112,10 +124,11 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				"WARN  node-1: network: the CNI plugin cannot be identified by a DaemonSet"}, 0},
 		"EKS with Cilium": {
 			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, networks: everywhere(eks, "cilium")},
-			[]string{"WARN  gate: by a webhook of the controllers, since", "      -> set controller.hostNetwork"}, 4},
+			[]string{"WARN  gate: by a webhook of the controllers, since", "      -> set controller.hostNetwork",
+				"  " + helmInstall + " --set agent.enabled=false --set controller.hostNetwork=true"}, 0},
 		"EKS with Cilium and policies": {
 			surroundings{version: "v1.36.1-eks-3025e55", gatePolicy: "v1", nodes: eks, networks: everywhere(eks, "cilium")},
-			[]string{"OK    gate: by MutatingAdmissionPolicy v1"}, 4},
+			[]string{"OK    gate: by MutatingAdmissionPolicy v1", "  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"multus": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm,
 				networks: everywhere(kubeadm, "kube-multus-ds", "kube-flannel-ds")},
@@ -130,11 +143,32 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"Talos": {
 			surroundings{version: "v1.34.1", nodes: talos},
 			[]string{
-				"OK    node-1: platform: talos uses", "      -> set platform: talos", "OK    node-1: network: flannel",
+				"OK    node-1: platform: talos uses", "      -> set platform: talos in the Helm chart, and first label the namespace " +
+					"pod-security.kubernetes.io/enforce=privileged", "OK    node-1: network: flannel",
+				"  " + helmInstall + " --set platform=talos",
 			}, 0},
-		"Windows beside Linux": {
+		"Windows, Fargate and virtual kubelets beside Linux": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: mixed},
-			[]string{"WARN  windows: system: ", "WARN  summary: pods keep their addresses on 1 of 2 nodes; uncertain on 0"}, 0},
+			[]string{
+				"OK    windows: agent: none is wanted here, on Windows: pods on this node keep no addresses",
+				"OK    fargate: agent: none is wanted here, on Fargate: ",
+				"OK    virtual: agent: none is wanted here, on a virtual kubelet: ",
+				"OK    summary: pods keep their addresses on 1 node",
+				"  " + helmInstall,
+			}, 0},
+		"only Fargate": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: mixed[2:3]},
+			[]string{"WARN  summary: pods keep their addresses on no node", "  " + helmInstall + " --set agent.enabled=false"}, 0},
+		"two platforms": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: slices.Concat(k3s, talos)},
+			[]string{"      -> set platform: k3s", "      -> set platform: talos", "  " + helmInstall}, 0},
+		"OpenShift": {
+			surroundings{version: "v1.34.1", nodes: openshift, networks: everywhere(openshift, "ovnkube-node")},
+			[]string{
+				"OK    OpenShift: its SCC restricted-v2 gives the controllers their user",
+				"      -> set controller.runAsUser: null",
+				"  " + helmInstall + " --set agent.enabled=false --set controller.runAsUser=null",
+			}, 0},
 		"OpenKruise": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, kruise: true},
 			[]string{"OK    OpenKruise: it is running"}, 0},
@@ -150,13 +184,17 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 	} {
 		r := &Report{}
 		r.add(c.in.findings()...)
+		r.Install = c.in.install()
 		var out bytes.Buffer
 		if err := r.writePreflight(&out, 1000, paint(false)); err != nil {
 			t.Fatal(err)
 		}
 		lines := strings.Split(out.String(), "\n")
 		for _, line := range c.says {
-			if !slices.ContainsFunc(lines, func(is string) bool { return strings.HasPrefix(is, line) }) {
+			command := strings.HasPrefix(line, "  helm ")
+			if !slices.ContainsFunc(lines, func(is string) bool {
+				return is == line || !command && strings.HasPrefix(is, line)
+			}) {
 				t.Errorf("%s: no line %q in\n%s", name, line, out.String())
 			}
 		}

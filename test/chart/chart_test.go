@@ -24,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/pkg/home"
@@ -173,6 +175,41 @@ func TestTheAgentKnowsThePlacesOfEveryPlatform(t *testing.T) {
 	}
 	if len(platforms) != 9 || platforms["k3s"].CRISocket == "" {
 		t.Errorf("read %v", platforms)
+	}
+}
+
+// OpenShift's restricted-v2 gives pods a user of its own, and refuses one that asks for another.
+func TestTheControllersUserIsSetOrLeftToTheCluster(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]*int64{
+		"":                                    ptr.To[int64](65532),
+		"controller: {runAsUser: 1000650000}": ptr.To[int64](1000650000),
+		"controller: {runAsUser: null}":       nil,
+	} {
+		for workload, pod := range podSpecs(t, objects(t, Namespace, values)) {
+			is := pod.SecurityContext
+			if workload != "stayput-agent" && (!ptr.Equal(is.RunAsUser, want) || !ptr.Equal(is.RunAsGroup, want)) {
+				t.Errorf("%q: %s runs as user %v and group %v", values, workload, is.RunAsUser, is.RunAsGroup)
+			}
+		}
+	}
+}
+
+// No container runtime of a node's own is there, or none that an agent could reach.
+func TestNoAgentIsWantedWhereNoneCanRun(t *testing.T) {
+	t.Parallel()
+	agent := podSpecs(t, objects(t, Namespace, ""))["stayput-agent"]
+	for name, labels := range map[string]map[string]string{
+		"Fargate":           {"kubernetes.io/os": "linux", "eks.amazonaws.com/compute-type": "fargate"},
+		"a virtual kubelet": {"kubernetes.io/os": "linux", "type": "virtual-kubelet"},
+		"Windows":           {"kubernetes.io/os": "windows"},
+		"":                  {"kubernetes.io/os": "linux", "type": "large", "eks.amazonaws.com/compute-type": "ec2"},
+	} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: labels}}
+		wanted, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: agent}).Match(node)
+		if must.Do(t, err); wanted != (name == "") {
+			t.Errorf("%s: an agent is wanted: %v", name, wanted)
+		}
 	}
 }
 
@@ -558,6 +595,7 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"agent.livenessProbe.periodSeconds=1",
 		"controller.replicas=0",
 		"controller.replicas=two",
+		"controller.runAsUser=0",
 		"controller.workloadKinds[0]=Game.v1.example.com",
 		"controller.workloadKinds[0].kind=game",
 		"controller.logLevel=LOUD",
