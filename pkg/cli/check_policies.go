@@ -20,6 +20,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 const (
@@ -54,19 +55,22 @@ var policies = []struct {
 	{"ValidatingAdmissionPolicy", policyAdvice,
 		"no warning is given for a Deployment or Job whose pods do not come back to their retained addresses", LevelWarn},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,
-		"new pods that request pool addresses are not gated, and wait for them on an arbitrary node", LevelFail},
+		"new pods of namespaces that name pools are not gated, and start without addresses of them", LevelFail},
+	{"MutatingAdmissionPolicy", home.PolicyDefaultPools,
+		"a pod that is created right after its namespace names pools can start without an address of them", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may report pool addresses for other nodes",
 		LevelFail},
 }
 
 // policiesOfPools are there only if pools are enabled, and must be if there are pools.
-var policiesOfPools = []string{home.PolicyGatePools, "stayput-agent-pools"}
+var policiesOfPools = []string{home.PolicyGatePools, home.PolicyDefaultPools, "stayput-agent-pools"}
 
 // policiesOfAgents are there only if agents are installed.
 var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}
 
 // gatePolicies are those that gate pods. They are not there if something else does.
-var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools}
+var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools,
+	home.PolicyDefaultPools}
 
 func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
 	f := findings{check: "policies"}
@@ -106,11 +110,31 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 			}
 		}
 	}
+	f.checkDefaults(ctx, k)
 	f.orOK("all admission policies are in place")
 	if kruise {
 		f.add(LevelOK, "OpenKruise is running and serves PersistentPodStates itself", "")
 	}
 	return append(f.all, gates...)
+}
+
+// checkDefaults finds the namespaces that name pools without the label by which a policy gates their pods.
+func (f *findings) checkDefaults(ctx context.Context, k client.Client) {
+	if _, err := admission(ctx, k, "MutatingAdmissionPolicy", home.PolicyGatePools); err != nil {
+		return // missing, or reported
+	}
+	var all corev1.NamespaceList
+	if err := k.List(ctx, &all); err != nil {
+		f.unread(err)
+		return
+	}
+	for _, n := range all.Items {
+		if _, ok := n.Labels[stayputv1alpha1.LabelDefaultPools]; !ok && pool.AsksByDefault(n.Annotations, true) {
+			f.fail("namespace "+n.Name+" names pools, but lacks the label "+stayputv1alpha1.LabelDefaultPools+
+				": its new pods start without addresses of them", "the leading controller adds the label: check that one "+
+				"runs, or run kubectl label namespace "+n.Name+" "+stayputv1alpha1.LabelDefaultPools+"=")
+		}
+	}
 }
 
 // admission returns an object of admissionregistration.k8s.io, in the newest version of its kind that is served.

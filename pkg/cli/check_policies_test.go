@@ -354,3 +354,31 @@ func TestAPolicyThatGuardsNothingIsFound(t *testing.T) {
 		}
 	}
 }
+
+func TestANamespaceThatLacksItsLabelIsFound(t *testing.T) {
+	asks := map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
+	objects := []client.Object{aPool(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "plain"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "labelled", Annotations: asks,
+			Labels: map[string]string{stayputv1alpha1.LabelDefaultPools: ""}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "lacking", Annotations: asks}},
+	}
+	bad := func(objects []client.Object) (all []string) {
+		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace, asInstalled{}) {
+			if f.Level != LevelOK && strings.HasPrefix(f.Text, "namespace ") {
+				all = append(all, string(f.Level)+" "+f.Text+"; "+f.Todo)
+			}
+		}
+		return all
+	}
+	if found := bad(objects); len(found) > 0 {
+		t.Errorf("without the policy: %q", found)
+	}
+	for _, o := range manifests(t) {
+		objects = append(objects, o)
+	}
+	if found := bad(objects); len(found) != 1 || !strings.HasPrefix(found[0], "FAIL namespace lacking names pools, ") ||
+		!strings.HasSuffix(found[0], "kubectl label namespace lacking stayput.io/default-pools=") {
+		t.Errorf("found %q", found)
+	}
+}

@@ -50,7 +50,8 @@ const KruiseWebhooks = "kruise-mutating-webhook-configuration"
 const (
 	PolicyGateAnnotated = "stayput-gate-annotated"
 	PolicyGateRecorded  = "stayput-gate-recorded"
-	PolicyGatePools     = "stayput-gate-pools" // only with pools
+	PolicyGatePools     = "stayput-gate-pools"    // only with pools, as is the next
+	PolicyDefaultPools  = "stayput-default-pools" // gates nothing, and keeps a label by which PolicyGatePools does
 	PolicyUniqueTarget  = "stayput-unique-target"
 )
 

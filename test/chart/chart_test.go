@@ -320,7 +320,8 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 			"Role stayput-controller-gate", "RoleBinding stayput-controller-gate",
 		},
 		"pools-gate-policies.yaml": {
-			"MutatingAdmissionPolicyBinding stayput-gate-pools", "MutatingAdmissionPolicy stayput-gate-pools",
+			"MutatingAdmissionPolicyBinding stayput-default-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
+			"MutatingAdmissionPolicy stayput-default-pools", "MutatingAdmissionPolicy stayput-gate-pools",
 		},
 	} {
 		if is := kindsAndNames(t, files[file]); !slices.Equal(is, want) {
@@ -381,7 +382,8 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 		"ClusterRoleBinding stayput-uninstall-pools",
 		"CustomResourceDefinition podipaudits.stayput.io", "CustomResourceDefinition podippools.stayput.io",
 		"CustomResourceDefinition podipreports.stayput.io", "CustomResourceDefinition podips.stayput.io",
-		"MutatingAdmissionPolicy stayput-gate-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
+		"MutatingAdmissionPolicy stayput-default-pools", "MutatingAdmissionPolicy stayput-gate-pools",
+		"MutatingAdmissionPolicyBinding stayput-default-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
 		"Role stayput-controller-pools", "RoleBinding stayput-controller-pools",
 		"ValidatingAdmissionPolicy stayput-agent-pools", "ValidatingAdmissionPolicyBinding stayput-agent-pools",
 	}
@@ -1107,7 +1109,7 @@ func TestTheWebhooksSuccessorsAreTheChartsPolicies(t *testing.T) {
 		for _, r := range find[rbacv1.ClusterRole](t, all, "ClusterRole", later).Rules {
 			switch right := fmt.Sprint(r.Resources, r.ResourceNames, r.Verbs); right {
 			case "[mutatingadmissionpolicies mutatingadmissionpolicybindings] " +
-				"[stayput-gate-annotated stayput-gate-recorded stayput-gate-pools] [create patch]",
+				"[stayput-gate-annotated stayput-gate-recorded stayput-gate-pools stayput-default-pools] [create patch]",
 				"[mutatingwebhookconfigurations] [stayput-gate] [get delete]", "[configmaps] [*] [get]":
 			default:
 				t.Errorf("%s: the right %s", values, right)

@@ -28,20 +28,32 @@ type attempt struct {
 func asAdmin(g *guard) *rest.Config      { return g.admin }
 func asController(g *guard) *rest.Config { return g.controller }
 func asAgent(g *guard) *rest.Config      { return g.agent } // of node-1
-func asStray(g *guard) *rest.Config      { return g.stray } // the agent's account with a token that names no node
+
+// asMaker is the controller that makes the pods of StatefulSets.
+func asMaker(g *guard) *rest.Config {
+	return g.c.RESTConfigAs("system:serviceaccount:kube-system:statefulset-controller")
+}
+
+// asNamesake is an account that has the name of that controller's, in another namespace.
+func asNamesake(g *guard) *rest.Config {
+	return g.c.RESTConfigAs("system:serviceaccount:guarded:statefulset-controller", "system:masters")
+}
+
+func asStray(g *guard) *rest.Config { return g.stray } // the agent's account with a token that names no node
 
 const (
-	podKind    = "Pod.v1."
-	retipKind  = "RetainedIP.v1alpha1.stayput.io"
-	ppsKind    = "PersistentPodState.v1alpha1.apps.kruise.io"
-	cmKind     = "ConfigMap.v1."
-	secretKind = "Secret.v1."
-	poolKind   = "PodIPPool.v1alpha1.stayput.io"
-	podIPKind  = "PodIP.v1alpha1.stayput.io"
-	auditKind  = "PodIPAudit.v1alpha1.stayput.io"
-	reportKind = "PodIPReport.v1alpha1.stayput.io"
-	stsKind    = "StatefulSet.v1.apps"
-	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
+	podKind       = "Pod.v1."
+	namespaceKind = "Namespace.v1."
+	retipKind     = "RetainedIP.v1alpha1.stayput.io"
+	ppsKind       = "PersistentPodState.v1alpha1.apps.kruise.io"
+	cmKind        = "ConfigMap.v1."
+	secretKind    = "Secret.v1."
+	poolKind      = "PodIPPool.v1alpha1.stayput.io"
+	podIPKind     = "PodIP.v1alpha1.stayput.io"
+	auditKind     = "PodIPAudit.v1alpha1.stayput.io"
+	reportKind    = "PodIPReport.v1alpha1.stayput.io"
+	stsKind       = "StatefulSet.v1.apps"
+	newPod        = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
 		"spec: {containers: [{name: c, image: i}]}"
 	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: web-2.%[1]s}\n" +
 		"spec: {nodeName: %[1]s, podName: web-2, retention: 10m%[2]s}\nstatus: {phase: Bound}"
@@ -103,6 +115,7 @@ func reports(podIP, status string) try {
 var attempts = func() []attempt {
 	const onlyTheController = "only stayput's controller may write the annotation stayput.io/addresses"
 	const onlyOneLabelled = "only the ConfigMap stayput-gated-workloads may have the label stayput.io/gated-workloads"
+	const onlyItsLabel = "stayput's controller may change only its label, stayput.io/default-pools, of a namespace"
 	const onlyRelease = "of a RetainedIP only spec.release, labels and annotations may be changed"
 	many := ""
 	for i := range 65 {
@@ -230,9 +243,9 @@ var attempts = func() []attempt {
 		{"a template gets other addresses", asAdmin,
 			merge(stsKind, "told", `{spec: {template: {metadata: {annotations: {`+told+`}}}}}`),
 			"stayput.io/addresses is not for pod templates"},
-		{"a namespace with pools", asAdmin, merge("Namespace.v1.", "pooled", `{metadata: {annotations: {stayput.io/pools: "green,blue"}}}`), ""},
+		{"a namespace with pools", asAdmin, merge(namespaceKind, "pooled", `{metadata: {annotations: {stayput.io/pools: "green,blue"}}}`), ""},
 		{"a namespace with a bad value", asAdmin,
-			merge("Namespace.v1.", "pooled", `{metadata: {annotations: {stayput.io/pools: "green blue"}}}`),
+			merge(namespaceKind, "pooled", `{metadata: {annotations: {stayput.io/pools: "green blue"}}}`),
 			`stayput.io/pools: "green blue" is not valid: expected names of pools`},
 
 		// The controller, on other objects.
@@ -244,6 +257,22 @@ var attempts = func() []attempt {
 		{"the controller changes the installation", asController,
 			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{data: {version: x}}`),
 			"may write only the ConfigMap stayput-gated-workloads, and whether there are pools"},
+		{"the controller labels a namespace", asController,
+			merge(namespaceKind, "pooled", `{metadata: {labels: {stayput.io/default-pools: ""}}}`), ""},
+		{"the controller labels a namespace otherwise", asController,
+			merge(namespaceKind, "pooled", `{metadata: {labels: {pod-security.kubernetes.io/enforce: privileged}}}`),
+			onlyItsLabel},
+		{"the controller changes a label of a namespace", asController,
+			merge(namespaceKind, "pooled", `{metadata: {labels: {team: null}}}`), onlyItsLabel},
+		{"the controller annotates a namespace", asController,
+			merge(namespaceKind, "pooled", `{metadata: {annotations: {stayput.io/pools: green}}}`), onlyItsLabel},
+		{"the controller adds a finalizer to a namespace", asController,
+			merge(namespaceKind, "pooled", `{metadata: {finalizers: [example.com/x]}}`), onlyItsLabel},
+		{"a pod by a template from before the policies", asMaker,
+			create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true", stayput.io/pools: "blue@"`)), ""},
+		{"a pod with addresses by such a template", asMaker, create(fmt.Sprintf(newPod, told)), onlyTheController},
+		{"a pod of a controller that only has that one's name", asNamesake,
+			create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
 		{"the controller holds a pool", asController,
 			merge(poolKind, "blue", `{metadata: {finalizers: [stayput.io/in-use]}}`), ""},
 		{"the controller adds a foreign finalizer to a pool", asController,

@@ -11,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/test/must"
@@ -146,6 +147,10 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of a namespace with pools", ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", ""), []string{ours}},
 		{"a pod of a namespace with pools that asks for none",
 			ownedPod("pooled", "apps/v1", "StatefulSet", "web", noPools, ""), nil},
+		{"a pod of a namespace with pools that asks itself",
+			ownedPod("pooled", "apps/v1", "StatefulSet", "web", retain+", "+pools, ""), []string{ours}},
+		{"a pod of a namespace with pools that asks for its address",
+			ownedPod("pooled", "apps/v1", "StatefulSet", "web", retain, ""), []string{ours}},
 		{"a pod of a namespace with pools with a node",
 			ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
 
@@ -242,6 +247,54 @@ func TestOnlyPodsThatMayHaveAHomeAreGated(t *testing.T) {
 			made, err := create(pod)(ctx, g, g.admin)
 			must.Do(t, err)
 			return len(gatesOf(made)) == 0
+		})
+	}
+}
+
+// By the label alone pods are gated for their namespace: it comes and goes with the annotation, in the same write.
+func TestANamespaceIsLabelledAsItsAnnotationsSay(t *testing.T) {
+	g := guardedWith(t, true)
+	const label = "stayput.io/default-pools"
+	made := func(metadata string) try {
+		return create(`{apiVersion: v1, kind: Namespace, metadata: {` + metadata + `}}`)
+	}
+	changed := func(name, metadata string) try {
+		return merge(namespaceKind, name, `{metadata: {`+metadata+`}}`)
+	}
+	const theirs = `ipam.spidernet.io/default-ipv4-ippool: '["blue"]'`
+	until(t, "the policy", func(ctx context.Context) bool {
+		n, err := made(`name: new, annotations: {stayput.io/pools: blue}`)(ctx, g, g.admin)
+		must.Do(t, err)
+		_, is := n.GetLabels()[label]
+		return is
+	})
+	for _, c := range []struct {
+		name     string
+		do       try
+		labelled bool
+	}{
+		{"made without annotations", made(`name: new`), false},
+		{"made with a label of its own", made(`name: new, labels: {stayput.io/default-pools: "yes"}`), false},
+		{"made without a name", made(`generateName: new-, annotations: {stayput.io/pools: blue}`), true},
+		{"made with Spiderpool's default", made(`name: new, annotations: {` + theirs + `}`), true},
+		{"made with Spiderpool's default, and none of ours",
+			made(`name: new, annotations: {stayput.io/pools: "", ` + theirs + `}`), false},
+		{"annotated", changed("guarded", `annotations: {stayput.io/pools: blue}`), true},
+		{"annotated by apply", patch(namespaceKind, "guarded", types.ApplyPatchType,
+			`{apiVersion: v1, kind: Namespace, metadata: {name: guarded, annotations: {stayput.io/pools: blue}}}`), true},
+		{"changed otherwise", changed("pooled", `labels: {a: b}`), true},
+		{"without its label", changed("pooled", `labels: {stayput.io/default-pools: null}`), true},
+		{"without any label", changed("pooled", `labels: null`), true},
+		{"without its annotation", changed("pooled", `annotations: null`), false},
+		{"with an empty annotation", changed("pooled", `annotations: {stayput.io/pools: ""}`), false},
+		{"labelled without an annotation", changed("guarded", `labels: {stayput.io/default-pools: ""}`), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n, err := c.do(testContext(t), g, g.admin)
+			must.Do(t, err)
+			if _, is := n.GetLabels()[label]; is != c.labelled {
+				t.Errorf("the labels are %v", n.GetLabels())
+			}
 		})
 	}
 }

@@ -54,6 +54,7 @@ var mayWrite = map[string]map[string][2]string{
 		"retainedips stayput.io":                        {"patch", "fields"},
 		"persistentpodstates apps.kruise.io":            {"create delete patch", "fields"},
 		"persistentpodstates/status apps.kruise.io":     {"patch", "fields"},
+		"namespaces":                                    {"patch", "a policy"},
 		"podippools stayput.io":                         {"patch", "fields"},
 		"podippools/status stayput.io":                  {"patch", "fields"},
 		"podips stayput.io":                             {"create delete patch update", "fields"},

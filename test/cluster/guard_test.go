@@ -182,11 +182,11 @@ metadata: {name: elsewhere}
 ---
 apiVersion: v1
 kind: Namespace
-metadata: {name: pooled, annotations: {stayput.io/pools: blue}}
+metadata: {name: pooled, annotations: {stayput.io/pools: blue}, labels: {stayput.io/default-pools: "", team: a}}
 ---
 apiVersion: v1
 kind: Namespace
-metadata: {name: theirs, annotations: {ipam.spidernet.io/default-ipv6-ippool: '["blue"]'}}
+metadata: {name: theirs, labels: {stayput.io/default-pools: ""}, annotations: {ipam.spidernet.io/default-ipv6-ippool: '["blue"]'}}
 ---
 apiVersion: v1
 kind: Namespace

@@ -93,12 +93,41 @@ true
 {{- if lookup (printf "admissionregistration.k8s.io/%s" .) "MutatingAdmissionPolicyBinding" "" "stayput-gate-recorded" }}true{{ end -}}
 {{- end }}
 
-{{/* The conditions, in CEL, on which pods are gated, for policies and webhook alike. */}}
+{{/*
+The condition, in CEL, on which pods are gated for what their own annotations ask, for policies and webhook alike (pkg/home,
+Annotated; pkg/pool, AsksItself). Addresses of pools count if the controller may list PodIPPools, Spiderpool's words if it
+may list SpiderIPPools. That the controller may ungate the pod comes last: few pods get that far, and a policy that
+matches and changes nothing still costs the pod that the API server encodes and decodes it and admits it once more.
+*/}}
 {{- define "stayput.annotatedPods" -}}
 has(object.metadata.annotations) && (
 'stayput.io/retain-ip' in object.metadata.annotations ||
-'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations) &&
-{{ include "stayput.canBeGated" . }}
+'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations ||
+(('stayput.io/pools' in object.metadata.annotations ? object.metadata.annotations['stayput.io/pools'] != '' :
+[{{ include "stayput.spiderpoolOfPods" . }}].exists(k,
+object.metadata.annotations[?k].orValue('') != '') &&
+{{ include "stayput.mayList" (list . "spiderpool.spidernet.io" "spiderippools") }}) &&
+{{ include "stayput.mayList" (list . "stayput.io" "podippools") }})) &&
+{{ include "stayput.canBeGated" . }} &&
+{{ include "stayput.mayGate" . }}
+{{- end }}
+
+{{/*
+The mutation that gates a pod. A JSON patch, because an apply configuration refuses pods with two environment variables
+of one name; and maps in it, because the API server panics at a list of Object.spec.schedulingGates (1.36.3).
+*/}}
+{{- define "stayput.gatePod" -}}
+object.spec.?schedulingGates.orValue([]).size() > 0 ?
+[JSONPatch{op: "add", path: "/spec/schedulingGates/-", value: {"name": "stayput.io/placement"}}] :
+[JSONPatch{op: "add", path: "/spec/schedulingGates", value: [{"name": "stayput.io/placement"}]}]
+{{- end }}
+
+{{/* Whether a namespace's annotations name pools for its pods (pkg/pool, AsksByDefault). */}}
+{{- define "stayput.namespaceAsks" -}}
+(object.metadata.?annotations[?'stayput.io/pools'].hasValue() ?
+object.metadata.annotations['stayput.io/pools'] != '' :
+[{{ include "stayput.spiderpoolOfNamespaces" . }}].exists(k,
+object.metadata.?annotations[?k].orValue('') != ''))
 {{- end }}
 
 {{/* A gated pod with a node is invalid; DaemonSets pin their pods anyway. */}}

@@ -27,6 +27,7 @@ type state struct {
 	metrics   *metrics
 	longest   time.Duration // that an address is kept; 0 is no limit
 	toTell    chan struct{} // whether there are pools, perhaps
+	toLabel   chan struct{} // namespaces, perhaps
 
 	mu     sync.Mutex // guards all below, and sessions
 	served support
@@ -43,6 +44,7 @@ type state struct {
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace
 	above      map[string]pool.Workload // of a ReplicaSet, by UID
+	unlabelled map[string]struct{}      // namespaces that the policy has not labelled
 	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
 	session    *session                 // nil if there is no Book
 	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
@@ -52,7 +54,7 @@ type state struct {
 func newState(o Options) *state {
 	c := &state{
 		now: time.Now, workloads: o.Workloads, longest: o.LongestRetention, toTell: make(chan struct{}, 1),
-		first: make(chan struct{}), read: make(chan struct{}),
+		toLabel: make(chan struct{}, 1), unlabelled: map[string]struct{}{}, first: make(chan struct{}), read: make(chan struct{}),
 		unanswered: map[types.NamespacedName]struct{}{}, above: map[string]pool.Workload{},
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 	}

@@ -1,0 +1,68 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/must"
+)
+
+func TestNamespacesThatThePolicyHasNotSeenAreLabelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const label = stayputv1alpha1.LabelDefaultPools
+		space := func(name string, annotations, labels map[string]string) *corev1.Namespace {
+			return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations, Labels: labels}}
+		}
+		asks := map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
+		a := newAPI(t,
+			space("asks", asks, map[string]string{"team": "a"}),
+			space("theirs", map[string]string{"ipam.spidernet.io/default-ipv6-ippool": `["blue"]`}, nil),
+			space("none", map[string]string{stayputv1alpha1.AnnotationPools: ""}, nil),
+			space("plain", nil, nil),
+			space("labelled", asks, map[string]string{label: "yes"}))
+		c := control(t, a)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		fails := 1
+		a.before = func(string) error {
+			if fails--; fails >= 0 {
+				return errors.New("away")
+			}
+			return nil
+		}
+		go c.follower.labels(ctx)
+		time.Sleep(2 * labelRetry)
+		synctest.Wait()
+		later := space("later", asks, nil) // by a webhook
+		must.Do(t, a.Create(ctx, later))
+		c.mu.Lock()
+		c.noteUnlabelledLocked(later)
+		c.unlock()
+		synctest.Wait()
+		for name, want := range map[string]map[string]string{
+			"asks": {"team": "a", label: ""}, "theirs": {label: ""}, "none": nil, "plain": nil, "labelled": {label: "yes"},
+			"later": {label: ""},
+		} {
+			var is corev1.Namespace
+			must.Do(t, a.Get(ctx, types.NamespacedName{Name: name}, &is))
+			if len(is.Labels) != len(want) {
+				t.Errorf("%s has the labels %v", name, is.Labels)
+			}
+			for k, v := range want {
+				if got, ok := is.Labels[k]; !ok || got != v {
+					t.Errorf("%s has the labels %v", name, is.Labels)
+				}
+			}
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
