@@ -213,6 +213,57 @@ func TestNoAgentIsWantedWhereNoneCanRun(t *testing.T) {
 	}
 }
 
+// Each platform's block of docs/recipes.md is rendered as it stands there.
+func TestTheRecipesInstallWhatTheyTell(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../../docs/recipes.md")
+	must.Do(t, err)
+	recipes := map[string]string{}
+	for section := range strings.SplitSeq(string(data), "\n## ") {
+		platform, text, _ := strings.Cut(section, "\n")
+		if _, block, ok := strings.Cut(text, "\n```\n"); ok {
+			recipes[platform], _, _ = strings.Cut(block, "\n```")
+		}
+	}
+	const containerd, k3s = "--cri-socket=/run/containerd/containerd.sock", "--cri-socket=/run/k3s/containerd/containerd.sock"
+	for platform, want := range map[string]struct {
+		agent []string // flags, none if there is no agent
+		user  *int64
+	}{
+		"k3s":       {[]string{k3s, "--cni-bin-dir=/var/lib/rancher/k3s/data/cni"}, ptr.To[int64](65532)},
+		"RKE2":      {[]string{k3s, "--cni-conf-dir=/etc/cni/net.d"}, ptr.To[int64](65532)},
+		"Talos":     {[]string{containerd, "--nri-socket="}, ptr.To[int64](65532)},
+		"OpenShift": {nil, nil},
+		"EKS":       {nil, ptr.To[int64](65532)},
+	} {
+		_, command, ok := strings.Cut(strings.ReplaceAll(recipes[platform], "\\\n", " "), helmInstall)
+		delete(recipes, platform)
+		if !ok {
+			t.Errorf("%s: no %q", platform, helmInstall)
+			continue
+		}
+		args := slices.DeleteFunc(strings.Fields(command), func(arg string) bool { return arg == "--create-namespace" })
+		pods := podSpecs(t, objects(t, Namespace, "", args...))
+		if is := pods["stayput-controller"].SecurityContext.RunAsUser; !ptr.Equal(is, want.user) {
+			t.Errorf("%s: the controllers run as %v", platform, is)
+		}
+		agent, there := pods["stayput-agent"]
+		if there != (want.agent != nil) {
+			t.Errorf("%s: there are agents: %v", platform, there)
+		}
+		for _, flag := range want.agent {
+			if there && !slices.Contains(agent.Containers[0].Args, flag) {
+				t.Errorf("%s: no %s in %q", platform, flag, agent.Containers[0].Args)
+			}
+		}
+	}
+	if len(recipes) > 0 {
+		t.Errorf("not expected: %v", recipes)
+	}
+}
+
+const helmInstall = "helm install stayput deploy/chart --namespace " + Namespace
+
 // valuesFile writes a rendering's values to a file.
 func valuesFile(t *testing.T, values string) string {
 	t.Helper()
