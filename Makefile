@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
+.PHONY: all build image release manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
 	bench bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -25,10 +25,26 @@ build: ## the static binaries, in bin/ (BIN)
 
 # The release in the manifests' image: the chart's.
 RELEASE := $(shell sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml)
-BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
 IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
-image: build ## the manifests' image, or IMAGE, with docker or buildah (BUILDER)
-	$(BUILDER) build --build-arg VERSION=$(or $(VERSION),$(RELEASE)) -t $(IMAGE) .
+image: build ## bin/image.tar with the manifests' image, or IMAGE, for docker load, podman load or ctr images import
+	$(GO) run ./release -version $(or $(VERSION),$(RELEASE)) -archive $(IMAGE) $(BIN)
+
+# A release is made from a commit, whose time all files have, and by this version of Go: others make other bytes.
+DIST ?= dist
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+# kubectl-stayput runs on all of them, the other programs on Linux.
+PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+# With a TAG it must be the chart's version, and CHANGELOG.md must have its section.
+TAG ?=
+release: ## dist/ (DIST): all that a release publishes; the same commit makes the same bytes
+	@test "$(or $(TAG),$(RELEASE))" = $(RELEASE) || { echo "the tag is $(TAG), the chart's appVersion $(RELEASE)"; exit 1; }
+	rm -rf $(DIST)
+	@for p in $(PLATFORMS); do \
+		case $$p in linux/*) programs=./cmd/... ;; *) programs=./cmd/kubectl-stayput ;; esac; \
+		GOOS=$${p%/*} GOARCH=$${p#*/} GOFLAGS=-buildvcs=true $(MAKE) --no-print-directory build \
+			BIN=$(DIST)/bin/$$p PROGRAMS="$$programs" VERSION=$(RELEASE) || exit 1; \
+	done
+	$(GO) run ./release $(if $(TAG),-tagged) -version $(RELEASE) -epoch $(SOURCE_DATE_EPOCH) $(DIST)
 
 manifests: ## deploy/*.yaml from the chart; a test checks that they are current
 	$(GO) generate ./pkg/api/...
@@ -38,7 +54,7 @@ lab: ## the pinned components for the tests: containerd, Kubernetes, Helm…; 8 
 	$(GO) run ./test/lab/cmd/labbuild
 
 vet: ## gofmt, go vet and the linters of .golangci.yml
-	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
+	@test -z "$$(gofmt -l cmd pkg plugin release test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin release test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags calico ./test/node ./test/cluster
@@ -129,4 +145,4 @@ fuzz-model: ## the random histories alone
 	$(GO) test -count=1 -v -timeout 0 -run RandomHistories ./pkg/ledger -model.base=$(BASE) -model.histories=$(HISTORIES)
 
 clean:
-	rm -rf bin
+	rm -rf bin $(DIST)

@@ -64,7 +64,7 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	if o.Product != nil {
 		product = *o.Product
 	}
-	image, err := BuildImage(ctx, product, version)
+	image, err := BuildImage(product, version)
 	if err != nil {
 		return err
 	}
