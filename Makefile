@@ -11,7 +11,8 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image release manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
+.PHONY: all build image release publish github-release release-check \
+	manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
 	bench bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -46,6 +47,39 @@ release: ## dist/ (DIST): all that a release publishes; the same commit makes th
 	done
 	$(GO) run ./release $(if $(TAG),-tagged) -version $(RELEASE) -epoch $(SOURCE_DATE_EPOCH) $(DIST)
 
+# The tag is for people; what refers to the image does so by digest. Without a key cosign asks the CI who it is.
+REGISTRY     ?= ghcr.io/stayput
+COSIGN_FLAGS ?= --yes
+HELM_FLAGS   ?=
+PINNED       := GOFLAGS='-trimpath -buildvcs=false' $(GO) -C test/lab/build
+DIGEST        = $(REGISTRY)/stayput@$(shell cat $(DIST)/digest)
+publish: ## pushes the image and the chart in dist/ to REGISTRY, and signs them, the bills of materials and SHA256SUMS
+	$(PINNED)/cosign tool crane push $(abspath $(DIST))/image $(REGISTRY)/stayput:$(RELEASE)
+	$(PINNED)/cosign tool cosign sign $(COSIGN_FLAGS) $(DIGEST)
+	@for arch in amd64 arm64; do \
+		of=$$($(PINNED)/cosign tool crane digest --full-ref --platform linux/$$arch $(DIGEST)) || exit 1; \
+		$(PINNED)/cosign tool cosign attest $(COSIGN_FLAGS) --type cyclonedx \
+			--predicate $(abspath $(DIST))/image_$(RELEASE)_linux_$$arch.cdx.json $$of || exit 1; \
+	done
+	$(PINNED)/helm tool helm push $(HELM_FLAGS) $(abspath $(DIST))/stayput-$(RELEASE:v%=%).tgz oci://$(REGISTRY)/charts
+	$(PINNED)/cosign tool cosign sign $(COSIGN_FLAGS) \
+		$(REGISTRY)/charts/stayput@$$($(PINNED)/cosign tool crane digest $(REGISTRY)/charts/stayput:$(RELEASE:v%=%))
+	$(PINNED)/cosign tool cosign sign-blob $(COSIGN_FLAGS) --bundle $(abspath $(DIST))/SHA256SUMS.sigstore.json \
+		$(abspath $(DIST))/SHA256SUMS
+
+github-release: ## the release of TAG on GitHub, with the files in dist/, by gh
+	cd $(DIST) && gh release create $(TAG) --verify-tag --title $(TAG) --notes-file notes.md \
+		SHA256SUMS SHA256SUMS.sigstore.json $$(sed 's/.*  //' SHA256SUMS)
+
+release-check: release ## dist/ made twice, and tried: registry, signatures, containerd, Helm, krew, arm64; an hour
+	$(GO) run ./test/lab/cmd/labbuild release
+	$(PINNED)/cosign tool cosign version
+	$(GO) test -count=1 -v -timeout 30m -tags release ./test/release -dist $(abspath $(DIST))
+	$(GO) test -count=1 -timeout 60m ./test/script -plugin $(abspath $(DIST))/bin/linux/arm64/stayput \
+		-emulator qemu-aarch64-static
+	$(GO) build -o bin/compat ./test/compat
+	bin/compat -k8s=1.37 -release=$(DIST)
+
 manifests: ## deploy/*.yaml from the chart; a test checks that they are current
 	$(GO) generate ./pkg/api/...
 	$(GO) run ./test/chart/write deploy
@@ -57,6 +91,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l cmd pkg plugin release test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin release test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
+	$(GO) vet -tags release ./test/release
 	$(GO) vet -tags calico ./test/node ./test/cluster
 	$(GO) vet -tags flannel,long,multus,certmanager ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
