@@ -11,7 +11,8 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
+.PHONY: all build image release publish github-release release-check \
+	manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
 	bench bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -25,10 +26,59 @@ build: ## the static binaries, in bin/ (BIN)
 
 # The release in the manifests' image: the chart's.
 RELEASE := $(shell sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml)
-BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
 IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
-image: build ## the manifests' image, or IMAGE, with docker or buildah (BUILDER)
-	$(BUILDER) build --build-arg VERSION=$(or $(VERSION),$(RELEASE)) -t $(IMAGE) .
+image: build ## bin/image.tar with the manifests' image, or IMAGE, for docker load, podman load or ctr images import
+	$(GO) run ./release -version $(or $(VERSION),$(RELEASE)) -archive $(IMAGE) $(BIN)
+
+# A release is made from a commit, whose time all files have, and by this version of Go: others make other bytes.
+DIST ?= dist
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+# kubectl-stayput runs on all of them, the other programs on Linux.
+PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+# With a TAG it must be the chart's version, and CHANGELOG.md must have its section.
+TAG ?=
+release: ## dist/ (DIST): all that a release publishes; the same commit makes the same bytes
+	@test "$(or $(TAG),$(RELEASE))" = $(RELEASE) || { echo "the tag is $(TAG), the chart's appVersion $(RELEASE)"; exit 1; }
+	rm -rf $(DIST)
+	@for p in $(PLATFORMS); do \
+		case $$p in linux/*) programs=./cmd/... ;; *) programs=./cmd/kubectl-stayput ;; esac; \
+		GOOS=$${p%/*} GOARCH=$${p#*/} GOFLAGS=-buildvcs=true $(MAKE) --no-print-directory build \
+			BIN=$(DIST)/bin/$$p PROGRAMS="$$programs" VERSION=$(RELEASE) || exit 1; \
+	done
+	$(GO) run ./release $(if $(TAG),-tagged) -version $(RELEASE) -epoch $(SOURCE_DATE_EPOCH) $(DIST)
+
+# The tag is for people; what refers to the image does so by digest. Without a key cosign asks the CI who it is.
+REGISTRY     ?= ghcr.io/stayput
+COSIGN_FLAGS ?= --yes
+HELM_FLAGS   ?=
+PINNED       := GOFLAGS='-trimpath -buildvcs=false' $(GO) -C test/lab/build
+DIGEST        = $(REGISTRY)/stayput@$(shell cat $(DIST)/digest)
+publish: ## pushes the image and the chart in dist/ to REGISTRY, and signs them, the bills of materials and SHA256SUMS
+	$(PINNED)/cosign tool crane push $(abspath $(DIST))/image $(REGISTRY)/stayput:$(RELEASE)
+	$(PINNED)/cosign tool cosign sign $(COSIGN_FLAGS) $(DIGEST)
+	@for arch in amd64 arm64; do \
+		of=$$($(PINNED)/cosign tool crane digest --full-ref --platform linux/$$arch $(DIGEST)) || exit 1; \
+		$(PINNED)/cosign tool cosign attest $(COSIGN_FLAGS) --type cyclonedx \
+			--predicate $(abspath $(DIST))/image_$(RELEASE)_linux_$$arch.cdx.json $$of || exit 1; \
+	done
+	$(PINNED)/helm tool helm push $(HELM_FLAGS) $(abspath $(DIST))/stayput-$(RELEASE:v%=%).tgz oci://$(REGISTRY)/charts
+	$(PINNED)/cosign tool cosign sign $(COSIGN_FLAGS) \
+		$(REGISTRY)/charts/stayput@$$($(PINNED)/cosign tool crane digest $(REGISTRY)/charts/stayput:$(RELEASE:v%=%))
+	$(PINNED)/cosign tool cosign sign-blob $(COSIGN_FLAGS) --bundle $(abspath $(DIST))/SHA256SUMS.sigstore.json \
+		$(abspath $(DIST))/SHA256SUMS
+
+github-release: ## the release of TAG on GitHub, with the files in dist/, by gh
+	cd $(DIST) && gh release create $(TAG) --verify-tag --title $(TAG) --notes-file notes.md \
+		SHA256SUMS SHA256SUMS.sigstore.json $$(sed 's/.*  //' SHA256SUMS)
+
+release-check: release ## dist/ made twice, and tried: registry, signatures, containerd, Helm, krew, arm64; an hour
+	$(GO) run ./test/lab/cmd/labbuild release
+	$(PINNED)/cosign tool cosign version
+	$(GO) test -count=1 -v -timeout 30m -tags release ./test/release -dist $(abspath $(DIST))
+	$(GO) test -count=1 -timeout 60m ./test/script -plugin $(abspath $(DIST))/bin/linux/arm64/stayput \
+		-emulator qemu-aarch64-static
+	$(GO) build -o bin/compat ./test/compat
+	bin/compat -k8s=1.37 -release=$(DIST)
 
 manifests: ## deploy/*.yaml from the chart; a test checks that they are current
 	$(GO) generate ./pkg/api/...
@@ -38,9 +88,10 @@ lab: ## the pinned components for the tests: containerd, Kubernetes, Helm…; 8 
 	$(GO) run ./test/lab/cmd/labbuild
 
 vet: ## gofmt, go vet and the linters of .golangci.yml
-	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
+	@test -z "$$(gofmt -l cmd pkg plugin release test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin release test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
+	$(GO) vet -tags release ./test/release
 	$(GO) vet -tags calico ./test/node ./test/cluster
 	$(GO) vet -tags flannel,long,multus,certmanager ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
@@ -129,4 +180,4 @@ fuzz-model: ## the random histories alone
 	$(GO) test -count=1 -v -timeout 0 -run RandomHistories ./pkg/ledger -model.base=$(BASE) -model.histories=$(HISTORIES)
 
 clean:
-	rm -rf bin
+	rm -rf bin $(DIST)

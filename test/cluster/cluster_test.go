@@ -63,7 +63,7 @@ func builtImage(t *testing.T) (product lab.Product, version, archive string) {
 	must.Do(t, err)
 	version, err = lab.ChartVersion(chart)
 	must.Do(t, err)
-	archive, err = lab.BuildImage(t.Context(), product, version)
+	archive, err = lab.BuildImage(product, version)
 	must.Do(t, err)
 	return product, version, archive
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"debug/elf"
 	"encoding/json"
 	"errors"
@@ -70,10 +71,9 @@ func TestTheImageHasOnlyTheThreeStaticPrograms(t *testing.T) {
 		"/stayput": built.Plugin, "/stayput-agent": built.Agent, "/stayput-controller": built.Controller,
 	}
 	for _, layer := range manifest[0].Layers {
-		for name, file := range unpack(t, bytes.NewReader(parts[path.Clean("/"+layer)].data)) {
-			if name == "/" && file.Typeflag == tar.TypeDir {
-				continue
-			}
+		content, err := gzip.NewReader(bytes.NewReader(parts[path.Clean("/"+layer)].data))
+		must.Do(t, err)
+		for name, file := range unpack(t, content) {
 			program, ok := programs[name]
 			if !ok {
 				t.Errorf("unexpected file %s in the image", name)

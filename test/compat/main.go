@@ -7,6 +7,7 @@
 //	cell.go      the cells, and which of them to run
 //	scenario.go  the steps, in their order
 //	stage.go     the cluster of a cell, and what the steps ask of it
+//	release.go   a release in a registry, and what is installed from there
 //
 // It exits with 1 if a step of a cell fails; the cell's other steps are left out then. It needs root and builds what it
 // runs: minutes for each version of Kubernetes.
@@ -36,6 +37,7 @@ func run() int {
 	flag.StringVar(&want.nri, "nri", "", "only cells with NRI on, or off")
 	flag.StringVar(&want.gate, "gate", "", "only cells whose pods are gated by v1 or v1beta1 policies, or by a webhook")
 	build := flag.Bool("build", false, "build what the cells need, and run none")
+	dist := flag.String("release", "", "folder that make release has filled: publish that, and install it from a registry")
 	flag.Parse()
 	cells, err := choose(want)
 	if err != nil {
@@ -45,7 +47,7 @@ func run() int {
 	// The lab closes its machines on the first two signals itself; here they end the waiting.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	failed, err := compat(ctx, os.Stdout, cells, *build)
+	failed, err := compat(ctx, os.Stdout, cells, *dist, *build)
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "compat: interrupted, the cluster is removed")
@@ -60,7 +62,7 @@ func run() int {
 }
 
 // compat runs the cells one after the other and returns how many failed.
-func compat(ctx context.Context, out io.Writer, cells []cell, build bool) (failed int, err error) {
+func compat(ctx context.Context, out io.Writer, cells []cell, dist string, build bool) (failed int, err error) {
 	if build {
 		for _, c := range cells {
 			if _, err := c.Versions.Build(ctx); err != nil {
@@ -75,7 +77,12 @@ func compat(ctx context.Context, out io.Writer, cells []cell, build bool) (faile
 	}
 	defer func() { err = errors.Join(err, remove()) }()
 	var p products
-	if p.now, err = lab.BuildWholeProduct(ctx, filepath.Join(dir, "now")); err != nil {
+	if dist != "" {
+		if p.published, err = newPublished(dist, dir); err != nil {
+			return 0, err
+		}
+		p.now = p.published.product()
+	} else if p.now, err = lab.BuildWholeProduct(ctx, filepath.Join(dir, "now")); err != nil {
 		return 0, err
 	}
 	if p.before, err = lab.BuildRelease(ctx, filepath.Join(dir, "before"), versionBefore); err != nil {

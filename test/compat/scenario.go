@@ -24,6 +24,7 @@ const versionBefore = "v0.0.9"
 type products struct {
 	now, before lab.Product
 	chartBefore string
+	published   *published // nil if the repository's version is installed
 }
 
 // patience bounds a step that hangs; it measures nothing.
@@ -35,10 +36,15 @@ type step struct {
 	run  func(*stage, context.Context) error
 }
 
-// clusterUpgrade is a step of cells with a next version.
-const clusterUpgrade = "upgrade of the cluster"
+// clusterUpgrade is a step of cells with a next version, the others of a published release.
+const (
+	clusterUpgrade = "upgrade of the cluster"
+	publication    = "push, cosign sign, cosign verify"
+	installation   = "helm install oci://"
+)
 
 var scenario = []step{
+	{publication, (*stage).publish},
 	{"preflight", (*stage).preflight},
 	{"quick start", (*stage).quickStart},
 	{"rollout", (*stage).rollout},
@@ -50,6 +56,7 @@ var scenario = []step{
 	{"upgrade", (*stage).upgrade},
 	{clusterUpgrade, (*stage).upgradeCluster},
 	{"removal by Helm", (*stage).removalByHelm},
+	{installation, (*stage).installPublished},
 }
 
 // run runs the scenario on a cluster of its own.
@@ -79,7 +86,8 @@ func (c cell) run(ctx context.Context, out io.Writer, p products) (err error) {
 	}()
 	r.line("cluster", "ok", start, s.versions(ctx))
 	for _, step := range scenario {
-		if step.name == clusterUpgrade && c.next == "" {
+		if step.name == clusterUpgrade && c.next == "" ||
+			(step.name == publication || step.name == installation) && p.published == nil {
 			continue
 		}
 		start, s.note = time.Now(), ""
@@ -162,7 +170,7 @@ func (s *stage) quickStart(ctx context.Context) error {
 	if !ok {
 		return fmt.Errorf("the README has no kubectl patch: %s", lines)
 	}
-	options := lab.InstallOptions{By: func(ctx context.Context) error { return s.shell(ctx, s.gateManifest(install)) }}
+	options := lab.InstallOptions{By: func(ctx context.Context) error { return s.shell(ctx, s.manifests(install)) }}
 	if s.byHelm() {
 		options = lab.InstallOptions{Values: s.values()}
 		s.note = "installed by Helm"
@@ -178,6 +186,9 @@ func (s *stage) quickStart(ctx context.Context) error {
 		if after[name].UID != pod.UID || container(after[name]) != container(pod) {
 			return fmt.Errorf("%s did not run on", name)
 		}
+	}
+	if err := s.pulled(ctx); err != nil {
+		return err
 	}
 	if err := s.gatedAsWanted(ctx); err != nil {
 		return err
@@ -200,10 +211,13 @@ func (s *stage) quickStart(ctx context.Context) error {
 // byHelm says that kubectl apply does not do: there are values to set, or policies that the manifests have as v1 only.
 func (s *stage) byHelm() bool { return len(s.values()) > 0 || s.cell.gatedBy() == betaPolicies }
 
-// gateManifest names in these lines the manifest of what gates pods in this cell.
-func (s *stage) gateManifest(lines string) string {
+// manifests names in these lines the manifest of what gates pods in this cell, and those of a published release.
+func (s *stage) manifests(lines string) string {
 	if s.cell.gatedBy() == webhook {
-		return strings.ReplaceAll(lines, "deploy/gate-policies.yaml", "deploy/gate-webhook.yaml")
+		lines = strings.ReplaceAll(lines, "deploy/gate-policies.yaml", "deploy/gate-webhook.yaml")
+	}
+	if p := s.products.published; p != nil {
+		lines = strings.ReplaceAll(lines, "-f deploy/", "-f "+p.dist+"/")
 	}
 	return lines
 }
@@ -334,7 +348,7 @@ func (s *stage) removal(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return s.shell(ctx, s.gateManifest(line))
+		return s.shell(ctx, s.manifests(line))
 	})
 }
 
@@ -398,6 +412,9 @@ func (s *stage) upgrade(ctx context.Context) error {
 		return err
 	}
 	if err := s.Upgrade(ctx, nil); err != nil {
+		return err
+	}
+	if err := s.pulled(ctx); err != nil {
 		return err
 	}
 	now, err := s.settle(ctx, nil)

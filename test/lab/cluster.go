@@ -67,6 +67,9 @@ type Cluster struct {
 	Controllers *Controllers
 	// ControllerProcesses are the controllers without a pod, started by StartController.
 	ControllerProcesses []*ControllerProcess
+	// Published is the chart's reference in a registry, such as oci://…/stayput. If it is set, Install and Upgrade take
+	// the repository's version from there, and the nodes pull its image; nothing is loaded into them.
+	Published string
 	// Dir is a folder for files about the cluster, removed by Close.
 	Dir string
 
@@ -81,6 +84,7 @@ type Cluster struct {
 	bin         ClusterBin
 	credentials *credentials
 	listener    net.Listener // of the relay to the API server
+	registry    net.Listener // of the relay to the registry, nil unless StartRegistry was called
 	client      *kubernetes.Clientset
 	values      map[string]any // of Install's release
 	close       func() error
@@ -468,9 +472,12 @@ func (c *Cluster) Close() error { return c.close() }
 
 func (c *Cluster) end() error {
 	var err error
-	if c.listener != nil {
-		if e := c.listener.Close(); !errors.Is(e, net.ErrClosed) {
-			err = e
+	for _, l := range []net.Listener{c.listener, c.registry} {
+		if l == nil {
+			continue
+		}
+		if e := l.Close(); !errors.Is(e, net.ErrClosed) {
+			err = errors.Join(err, e)
 		}
 	}
 	machines := c.machines()

@@ -37,7 +37,7 @@ type InstallOptions struct {
 	Product *Product
 	// Manifests applies the manifests in deploy/ unchanged with kubectl, without values.
 	Manifests bool
-	// By installs in place of all of that; the image is loaded by then.
+	// By installs in place of all of that; an image that is not published is loaded by then.
 	By func(context.Context) error
 }
 
@@ -52,26 +52,16 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	}
 	if o.Chart == "" {
 		var err error
-		if o.Chart, err = Chart(ctx); err != nil {
+		if o.Chart, err = c.chart(ctx); err != nil {
 			return err
 		}
 	}
-	version, err := ChartVersion(o.Chart)
-	if err != nil {
-		return err
+	if o.Chart != c.Published {
+		if err := c.loadProduct(ctx, o); err != nil {
+			return err
+		}
 	}
-	product := c.options.Product
-	if o.Product != nil {
-		product = *o.Product
-	}
-	image, err := BuildImage(ctx, product, version)
-	if err != nil {
-		return err
-	}
-	if err := c.LoadImage(ctx, image); err != nil {
-		return err
-	}
-	c.image = image
+	var err error
 	switch {
 	case o.By != nil:
 		err = o.By(ctx)
@@ -88,6 +78,32 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 		n.Agent = &Agent{n}
 	}
 	return c.WaitInstalled(ctx)
+}
+
+// chart returns what Install installs, unless it is told, and what Upgrade upgrades to.
+func (c *Cluster) chart(ctx context.Context) (string, error) {
+	if c.Published != "" {
+		return c.Published, nil
+	}
+	return Chart(ctx)
+}
+
+// loadProduct loads the image that the chart of the options names.
+func (c *Cluster) loadProduct(ctx context.Context, o InstallOptions) error {
+	version, err := ChartVersion(o.Chart)
+	if err != nil {
+		return err
+	}
+	product := c.options.Product
+	if o.Product != nil {
+		product = *o.Product
+	}
+	image, err := BuildImage(product, version)
+	if err != nil {
+		return err
+	}
+	c.image = image
+	return c.LoadImage(ctx, image)
 }
 
 // Upgrade upgrades Install's Helm release to the repository's chart, whose image must be loaded, and waits as Install
@@ -108,7 +124,7 @@ func (c *Cluster) Uninstall(ctx context.Context) (string, error) {
 }
 
 func (c *Cluster) upgrade(ctx context.Context, values map[string]any, args ...string) error {
-	chart, err := Chart(ctx)
+	chart, err := c.chart(ctx)
 	if err != nil {
 		return err
 	}
@@ -183,6 +199,9 @@ func (c *Cluster) release(ctx context.Context, chart, verb string, args ...strin
 	file := filepath.Join(c.Dir, "values.json")
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		return err
+	}
+	if chart == c.Published {
+		args = append(args, "--plain-http", "--set=image.pullPolicy=Always")
 	}
 	_, err = c.Helm(ctx, append([]string{verb, Release, chart, "--namespace=" + SystemNamespace, "--values=" + file},
 		args...)...)

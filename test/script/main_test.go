@@ -21,6 +21,11 @@ import (
 // The programs under test.
 var stayput, hostLocal string
 
+var (
+	plugin   = flag.String("plugin", "", "absolute path of a built plugin to test, instead of this repository's")
+	emulator = flag.String("emulator", "", "program that runs it, if it is of another architecture")
+)
+
 // insideEnv marks a process that already has its own mount namespace.
 const insideEnv = "STAYPUT_STORIES_INSIDE"
 
@@ -65,10 +70,10 @@ func run(m *testing.M) (int, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(bin)
+	flag.Parse()
 	if err := build(context.Background(), bin); err != nil {
 		return 0, err
 	}
-	flag.Parse()
 	explicit := false
 	flag.Visit(func(f *flag.Flag) { explicit = explicit || f.Name == "test.parallel" })
 	if !explicit {
@@ -80,7 +85,8 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// build builds this repository's plugin and the stock host-local pinned by test/lab/build/cni.
+// build builds this repository's plugin, unless another one is to be tested, and the stock host-local pinned by
+// test/lab/build/cni.
 func build(ctx context.Context, bin string) error {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
@@ -88,11 +94,15 @@ func build(ctx context.Context, bin string) error {
 	}
 	root := filepath.Dir(strings.TrimSpace(string(out)))
 	stayput, hostLocal = filepath.Join(bin, "stayput"), filepath.Join(bin, "host-local")
-	for _, p := range []struct{ dir, pkg string }{
-		{root, "./cmd/stayput"},
-		{filepath.Join(root, "test", "lab", "build", "cni"),
-			"github.com/containernetworking/plugins/plugins/ipam/host-local"},
-	} {
+	programs := []struct{ dir, pkg string }{{
+		filepath.Join(root, "test", "lab", "build", "cni"), "github.com/containernetworking/plugins/plugins/ipam/host-local",
+	}}
+	if *plugin == "" {
+		programs = append(programs, struct{ dir, pkg string }{root, "./cmd/stayput"})
+	} else if err := wrap(*plugin, stayput); err != nil {
+		return err
+	}
+	for _, p := range programs {
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin+"/",
 			p.pkg)
 		cmd.Dir = p.dir
@@ -102,6 +112,18 @@ func build(ctx context.Context, bin string) error {
 		}
 	}
 	return nil
+}
+
+// wrap makes a program that becomes the given one, run by the emulator if there is one.
+func wrap(program, name string) error {
+	if *emulator != "" {
+		path, err := exec.LookPath(*emulator) // the stories' plugin has no PATH
+		if err != nil {
+			return err
+		}
+		program = path + " " + program
+	}
+	return os.WriteFile(name, []byte("#!/bin/sh\nexec "+program+" \"$@\"\n"), 0o755)
 }
 
 // TestStories runs every story once.

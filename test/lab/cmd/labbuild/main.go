@@ -1,5 +1,6 @@
 // Labbuild fills the lab's cache before the first test needs it. With the argument conformance it adds upstream's own
-// tests, with flannel flanneld and kube-proxy, with calico flanneld and Calico, with cert-manager that.
+// tests, with flannel flanneld and kube-proxy, with calico flanneld and Calico, with cert-manager that, with release a
+// registry.
 package main
 
 import (
@@ -28,6 +29,9 @@ func main() {
 	}
 	if err == nil && slices.Contains(os.Args[1:], "cert-manager") {
 		_, err = lab.BuildCertManager(ctx)
+	}
+	if err == nil && slices.Contains(os.Args[1:], "release") {
+		err = lab.BuildRegistry(ctx)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "labbuild:", err)
