@@ -1,4 +1,5 @@
-# Only the three static programs. deploy/ runs them; make image builds the image.
+# The image of make image and make release, for those who build it with docker or buildah: after make build,
+# docker build --build-arg VERSION=$(sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml) .
 FROM scratch
 ARG VERSION=
 LABEL org.opencontainers.image.title="stayput" \

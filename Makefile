@@ -28,7 +28,7 @@ build: ## the static binaries, in bin/ (BIN)
 RELEASE := $(shell sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml)
 IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
 image: build ## bin/image.tar with the manifests' image, or IMAGE, for docker load, podman load or ctr images import
-	$(GO) run ./release -version $(or $(VERSION),$(RELEASE)) -archive $(IMAGE) $(BIN)
+	$(GO) run ./deploy/release -version $(or $(VERSION),$(RELEASE)) -archive $(IMAGE) $(BIN)
 
 # A release is made from a commit, whose time all files have, and by this version of Go: others make other bytes.
 DIST ?= dist
@@ -45,7 +45,7 @@ release: ## dist/ (DIST): all that a release publishes; the same commit makes th
 		GOOS=$${p%/*} GOARCH=$${p#*/} GOFLAGS=-buildvcs=true $(MAKE) --no-print-directory build \
 			BIN=$(DIST)/bin/$$p PROGRAMS="$$programs" VERSION=$(RELEASE) || exit 1; \
 	done
-	$(GO) run ./release $(if $(TAG),-tagged) -version $(RELEASE) -epoch $(SOURCE_DATE_EPOCH) $(DIST)
+	$(GO) run ./deploy/release $(if $(TAG),-tagged) -version $(RELEASE) -epoch $(SOURCE_DATE_EPOCH) $(DIST)
 
 # The tag is for people; what refers to the image does so by digest. Without a key cosign asks the CI who it is.
 REGISTRY     ?= ghcr.io/stayput
@@ -88,7 +88,7 @@ lab: ## the pinned components for the tests: containerd, Kubernetes, Helm…; 8 
 	$(GO) run ./test/lab/cmd/labbuild
 
 vet: ## gofmt, go vet and the linters of .golangci.yml
-	@test -z "$$(gofmt -l cmd pkg plugin release test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin release test; exit 1; }
+	@test -z "$$(gofmt -l cmd deploy pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd deploy pkg plugin test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags release ./test/release

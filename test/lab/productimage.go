@@ -7,7 +7,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/stayput/stayput/release/image"
+	"github.com/stayput/stayput/deploy/release/image"
 )
 
 // ProductImage is the name of this repository's image, without a tag.

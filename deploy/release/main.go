@@ -21,7 +21,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
-	"github.com/stayput/stayput/release/image"
+	"github.com/stayput/stayput/deploy/release/image"
 )
 
 func main() {

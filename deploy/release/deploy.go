@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/stayput/stayput/release/image"
+	"github.com/stayput/stayput/deploy/release/image"
 )
 
 // deploy writes the manifests for users without Helm. A test checks that deploy/ is what the chart renders; with the

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/stayput/stayput/release/image"
+	"github.com/stayput/stayput/deploy/release/image"
 )
 
 // bom is the part of a bill of materials in CycloneDX that is read: what it is of, and what that consists of.

@@ -3,6 +3,7 @@ package image
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,5 +30,19 @@ func TestTheSameProgramsMakeTheSameImage(t *testing.T) {
 	}
 	if other := of("b", 1); other == first {
 		t.Error("other programs make the same image")
+	}
+}
+
+func TestTheDockerfileMakesAnImageOfTheSame(t *testing.T) {
+	b, err := os.ReadFile("../../../Dockerfile")
+	must.Do(t, err)
+	says := string(b)
+	for label, value := range labels("${VERSION}") {
+		if !strings.Contains(says, label+`="`+value+`"`) {
+			t.Errorf("it lacks the label %s=%q", label, value)
+		}
+	}
+	if want := "\nCOPY bin/" + strings.Join(Programs, " bin/") + " /\n"; !strings.Contains(says, want) {
+		t.Errorf("it lacks %q", want)
 	}
 }
