@@ -29,7 +29,7 @@ func main() {
 	flag.StringVar(&r.version, "version", "", "the version of the programs, with its v")
 	seconds := flag.Int64("epoch", 0, "the time of all files, in seconds since 1970")
 	flag.BoolVar(&r.tagged, "tagged", false, "it is published: CHANGELOG.md must have a section of its version")
-	archive := flag.String("archive", "", "only write image.tar beside the programs in the folder: the image, by this name")
+	archive := flag.String("archive", "", "only write image.tar beside the programs: the image, by this name")
 	flag.Parse()
 	r.dir, r.at = flag.Arg(0), time.Unix(*seconds, 0).UTC()
 	do := r.make

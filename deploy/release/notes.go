@@ -24,7 +24,8 @@ func (r *release) notes() error {
 	return r.write(notesFile, []byte(text))
 }
 
-// notes returns the text of the newest section, which must be that of the version; until it is tagged it need not say so.
+// notes returns the text of the newest section, which must be that of the version. Until that is tagged, it may be the
+// unreleased one.
 func notes(log, version string, tagged bool) (string, error) {
 	_, section, _ := strings.Cut(log, "\n## ")
 	heading, text, _ := strings.Cut(section, "\n")

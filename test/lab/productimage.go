@@ -18,8 +18,8 @@ const ProductImage = image.Repository
 const imageKept = time.Hour
 
 // BuildImage writes the image of a product's programs, as it is released, to a docker-archive of [ProductImage] with
-// the tag, for [Cluster.LoadImage]. The file belongs to the cache, not to the caller: other processes that want the same
-// image get the same file.
+// the tag, for [Cluster.LoadImage]. The file belongs to the cache, not to the caller: other processes get the same file
+// for the same image.
 func BuildImage(p Product, tag string) (archive string, err error) {
 	cache, err := cacheDir()
 	if err != nil {

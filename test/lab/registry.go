@@ -26,8 +26,8 @@ func BuildRegistry(ctx context.Context) error {
 	return err
 }
 
-// StartRegistry starts a container registry beside the control plane, and has containerd on every machine ask it instead
-// of the one of that name. It returns the registry's address on this machine. None of them uses TLS.
+// StartRegistry starts a container registry beside the control plane, and has containerd on every machine ask it in
+// place of the one of that name. It returns the registry's address on this machine, which has no TLS either.
 func (c *Cluster) StartRegistry(ctx context.Context, inPlaceOf string) (address string, err error) {
 	program, err := buildProgram(ctx, registryComponent)
 	if err != nil {
