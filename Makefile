@@ -12,7 +12,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 export CGO_ENABLED := 0
 
 .PHONY: all build image release publish github-release release-check \
-	manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
+	manifests test lab vet demo chaos chaos-routed flannel long conformance compat apps calico crio multus cert-manager \
 	bench bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -136,6 +136,10 @@ compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUN
 	$(GO) build -o bin/compat ./test/compat
 	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI)) \
 		$(if $(GATE),-gate=$(GATE))
+
+apps: ## Redis Cluster and others, without and with stayput: all, or APP=redis
+	$(GO) build -o bin/apps ./test/apps
+	bin/apps $(if $(APP),-app=$(APP))
 
 calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and flanneld; RUNTIME=crio: on that, no canal
 	$(GO) run ./test/lab/cmd/labbuild calico

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// app is an application. Its members are the pods of a StatefulSet that has its name, with the label app.
+type app struct {
+	name     string
+	manifest string // in deploy/examples
+	members  int
+	images   func(ctx context.Context, dir string) ([]lab.Image, error) // of files, some of them in dir
+	// form makes the members one cluster by their addresses, as a person does once.
+	form func(context.Context, *stage, []member) error
+	// writes are what clients write to all the time, and write is one try: an error if no member takes it.
+	writes []string
+	write  func(ctx context.Context, s *stage, members []member, what string) error
+	// health is what the members say of their cluster.
+	health func(context.Context, *stage, []member) (says string, ok bool)
+}
+
+var apps = []app{redis}
+
+// step is an event in the members' lives.
+type step struct {
+	title string
+	// restarts reports whether the step restarts a member.
+	restarts func(member) bool
+	run      func(context.Context, *stage, app) error
+}
+
+func all(member) bool { return true }
+
+var steps = []step{
+	{"all pods deleted at once", all, func(ctx context.Context, s *stage, a app) error {
+		return s.kubectl(ctx, "delete", "pods", "--selector=app="+a.name, "--wait=false")
+	}},
+	{"rollout", all, func(ctx context.Context, s *stage, a app) error {
+		return s.kubectl(ctx, "rollout", "restart", "statefulset", a.name)
+	}},
+	{"a node loses power", func(m member) bool { return m.node == powerless }, func(ctx context.Context, s *stage, _ app) error {
+		return s.Node(powerless).Reboot(ctx)
+	}},
+}
+
+// powerless is the node that loses power and is switched on again.
+const powerless = "node-1"
+
+const (
+	// startPatience is how long pods may take to run. A rollout that waits for a pod which never is Ready takes it all.
+	startPatience = 3 * time.Minute
+	// patience is how long an application may take to recover once its pods run: some seconds is what they need.
+	patience = time.Minute
+)
+
+// acts plays the steps with each application, and returns what became of each.
+func (s *stage) acts(ctx context.Context, apps []app) (map[string]tally, error) {
+	of := map[string]tally{}
+	for _, a := range apps {
+		t := tally{}
+		formed := false
+		for _, st := range steps {
+			if !formed {
+				if err := s.deploy(ctx, a); err != nil {
+					return of, fmt.Errorf("%s: %w", a.name, err)
+				}
+			}
+			r, err := s.play(ctx, a, st)
+			if err != nil {
+				return of, fmt.Errorf("%s: %s: %w", a.name, st.title, err)
+			}
+			fmt.Fprintf(s.out, "  %-14s  %-24s  %s\n", a.name, st.title, r)
+			t.steps++
+			t.lost += r.restarted - r.kept
+			// What is broken is not mended but made again for the next step.
+			if formed = r.recovered; !formed {
+				t.broken++
+				if err := s.clear(ctx, a); err != nil {
+					return of, fmt.Errorf("%s: %w", a.name, err)
+				}
+			}
+		}
+		if formed {
+			if err := s.clear(ctx, a); err != nil {
+				return of, fmt.Errorf("%s: %w", a.name, err)
+			}
+		}
+		of[a.name] = t
+	}
+	return of, nil
+}
+
+// result is a step's effect.
+type result struct {
+	restarted, kept int // members, and how many of these have their address again
+	says            string
+	recovered       bool
+	writes          outage
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%d of %d addresses kept; %s; %v", r.kept, r.restarted, r.says, r.writes)
+}
+
+// play runs one step and waits until the application has recovered, or for its patience.
+func (s *stage) play(ctx context.Context, a app, st step) (r result, err error) {
+	before, err := s.membersOf(ctx, a)
+	if err != nil {
+		return r, err
+	}
+	w := s.watch(ctx, a)
+	defer w.end()
+	if err := w.writtenSince(ctx, time.Now()); err != nil {
+		return r, err
+	}
+	if err := st.run(ctx, s, a); err != nil {
+		return r, err
+	}
+	if err := s.recovers(ctx, a, st, before, w); err == nil {
+		r.recovered = true
+	} else if ctx.Err() != nil {
+		return r, err
+	}
+	after, err := s.membersOf(ctx, a)
+	if err != nil {
+		return r, err
+	}
+	r.says, _ = a.health(ctx, s, after)
+	r.writes = w.end()
+	for _, was := range before {
+		if !st.restarts(was) {
+			continue
+		}
+		r.restarted++
+		for _, is := range after {
+			if is.name == was.name && is.ip == was.ip {
+				r.kept++
+			}
+		}
+	}
+	return r, nil
+}
+
+// recovers waits until the pods run again, their application is as before, and its clients write.
+func (s *stage) recovers(ctx context.Context, a app, st step, before []member, w *watch) error {
+	starting, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	err := lab.Until(starting, "the pods of "+a.name, func() (bool, error) {
+		after, err := s.membersOf(starting, a)
+		return err == nil && restarted(before, after, st.restarts), err
+	})
+	if err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = lab.Until(waiting, a.name+" to recover", func() (bool, error) {
+		members, err := s.membersOf(waiting, a)
+		if err != nil {
+			return false, err
+		}
+		_, ok := a.health(waiting, s, members)
+		return ok, nil
+	})
+	if err != nil {
+		return err
+	}
+	return w.writtenSince(waiting, time.Now())
+}
+
+// restarted reports whether all members run, those that the step restarts as other containers.
+func restarted(before, after []member, restarts func(member) bool) bool {
+	runs := map[string]member{}
+	for _, m := range after {
+		runs[m.name] = m
+	}
+	for _, was := range before {
+		if is := runs[was.name]; !is.runs || restarts(was) && is.container == was.container {
+			return false
+		}
+	}
+	return true
+}
