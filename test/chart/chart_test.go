@@ -283,8 +283,8 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 			"Role stayput-controller-gate", "RoleBinding stayput-controller-gate",
 		},
 		"pools-gate-policies.yaml": {
-			"MutatingAdmissionPolicyBinding stayput-default-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
-			"MutatingAdmissionPolicy stayput-default-pools", "MutatingAdmissionPolicy stayput-gate-pools",
+			"MutatingAdmissionPolicyBinding stayput-gate-pools", "MutatingAdmissionPolicyBinding stayput-default-pools",
+			"MutatingAdmissionPolicy stayput-gate-pools", "MutatingAdmissionPolicy stayput-default-pools",
 		},
 	} {
 		if is := kindsAndNames(t, files[file]); !slices.Equal(is, want) {
@@ -1269,7 +1269,7 @@ func TestWhatGatesPodsDependsOnTheAPIServer(t *testing.T) {
 		case "webhook":
 			want[c.want] = 1
 		case "v1", "v1beta1":
-			want[c.want] = 6
+			want[c.want] = 8
 		}
 		if !maps.Equal(is, want) {
 			t.Errorf("%+v: there are %v", c, is)
