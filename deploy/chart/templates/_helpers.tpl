@@ -96,18 +96,19 @@ true
 {{/*
 The condition, in CEL, on which pods are gated for what their own annotations ask, for policies and webhook alike (pkg/home,
 Annotated; pkg/pool, AsksItself). Addresses of pools count if the controller may list PodIPPools, Spiderpool's words if it
-may list SpiderIPPools. That the controller may ungate the pod comes last: few pods get that far, and a policy that
-matches and changes nothing still costs the pod that the API server encodes and decodes it and admits it once more.
+may list SpiderIPPools: an expression may ask the authorizer twice, a third time exceeds its cost limit. That the
+controller may ungate the pod comes last: few pods get that far. It is asked here, because a policy that matches and
+changes nothing still has the pod encoded, decoded and admitted once more.
 */}}
 {{- define "stayput.annotatedPods" -}}
 has(object.metadata.annotations) && (
 'stayput.io/retain-ip' in object.metadata.annotations ||
 'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations ||
-(('stayput.io/pools' in object.metadata.annotations ? object.metadata.annotations['stayput.io/pools'] != '' :
+('stayput.io/pools' in object.metadata.annotations ? object.metadata.annotations['stayput.io/pools'] != '' &&
+{{ include "stayput.mayList" (list . "stayput.io" "podippools") }} :
 [{{ include "stayput.spiderpoolOfPods" . }}].exists(k,
 object.metadata.annotations[?k].orValue('') != '') &&
-{{ include "stayput.mayList" (list . "spiderpool.spidernet.io" "spiderippools") }}) &&
-{{ include "stayput.mayList" (list . "stayput.io" "podippools") }})) &&
+{{ include "stayput.mayList" (list . "spiderpool.spidernet.io" "spiderippools") }})) &&
 {{ include "stayput.canBeGated" . }} &&
 {{ include "stayput.mayGate" . }}
 {{- end }}

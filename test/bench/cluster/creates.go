@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	recordedWorkloads = 1000
+	recordedWorkloads = 200
 	createClients     = 8
 	createBatch       = 600
 	createsNamespace  = "creates"
