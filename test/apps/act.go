@@ -42,17 +42,19 @@ var steps = []step{
 	{"rollout", all, func(ctx context.Context, s *stage, a app) error {
 		return s.kubectl(ctx, "rollout", "restart", "statefulset", a.name)
 	}},
-	{"a node loses power", func(m member) bool { return m.node == powerless }, func(ctx context.Context, s *stage, _ app) error {
+	{"a node loses power", onPowerless, func(ctx context.Context, s *stage, _ app) error {
 		return s.Node(powerless).Reboot(ctx)
 	}},
 }
+
+func onPowerless(m member) bool { return m.node == powerless }
 
 // powerless is the node that loses power and is switched on again.
 const powerless = "node-1"
 
 const (
 	// startPatience is how long pods may take to run. A rollout that waits for a pod which never is Ready takes it all.
-	startPatience = 3 * time.Minute
+	startPatience = 4 * time.Minute
 	// patience is how long an application may take to recover once its pods run: some seconds is what they need.
 	patience = time.Minute
 )
@@ -120,17 +122,15 @@ func (s *stage) play(ctx context.Context, a app, st step) (r result, err error) 
 	if err := st.run(ctx, s, a); err != nil {
 		return r, err
 	}
-	if err := s.recovers(ctx, a, st, before, w); err == nil {
-		r.recovered = true
-	} else if ctx.Err() != nil {
+	r.says, err = s.recovers(ctx, a, st, before, w)
+	if r.recovered = err == nil; ctx.Err() != nil {
 		return r, err
 	}
+	r.writes = w.end()
 	after, err := s.membersOf(ctx, a)
 	if err != nil {
 		return r, err
 	}
-	r.says, _ = a.health(ctx, s, after)
-	r.writes = w.end()
 	for _, was := range before {
 		if !st.restarts(was) {
 			continue
@@ -145,16 +145,17 @@ func (s *stage) play(ctx context.Context, a app, st step) (r result, err error) 
 	return r, nil
 }
 
-// recovers waits until the pods run again, their application is as before, and its clients write.
-func (s *stage) recovers(ctx context.Context, a app, st step, before []member, w *watch) error {
+// recovers waits until the pods run again, their application is as before, and its clients write. It returns what the
+// members said last.
+func (s *stage) recovers(ctx context.Context, a app, st step, before []member, w *watch) (says string, err error) {
 	starting, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	err := lab.Until(starting, "the pods of "+a.name, func() (bool, error) {
+	err = lab.Until(starting, "the pods of "+a.name, func() (bool, error) {
 		after, err := s.membersOf(starting, a)
 		return err == nil && restarted(before, after, st.restarts), err
 	})
 	if err != nil {
-		return err
+		return "not all pods run again", err
 	}
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -163,13 +164,14 @@ func (s *stage) recovers(ctx context.Context, a app, st step, before []member, w
 		if err != nil {
 			return false, err
 		}
-		_, ok := a.health(waiting, s, members)
+		var ok bool
+		says, ok = a.health(ctx, s, members)
 		return ok, nil
 	})
 	if err != nil {
-		return err
+		return says, err
 	}
-	return w.writtenSince(waiting, time.Now())
+	return says, w.writtenSince(waiting, time.Now())
 }
 
 // restarted reports whether all members run, those that the step restarts as other containers.

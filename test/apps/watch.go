@@ -12,9 +12,9 @@ import (
 const (
 	writeEvery = 100 * time.Millisecond
 	// writeFor is how long a client waits for an answer before it counts the write as failed.
-	writeFor = 2 * time.Second
+	writeFor = 5 * time.Second
 	// askFor is how long it waits for one member, before it asks another.
-	askFor = 500 * time.Millisecond
+	askFor = time.Second
 )
 
 // watch is the clients of an application, one for each thing that is written.
@@ -98,8 +98,8 @@ type outage struct {
 	last    error // of a client that cannot write at the end
 }
 
-// outageOf returns the longest time between two writes that succeeded, if others failed in between; at the end, from the
-// last one that did.
+// outageOf returns the longest time between two successful writes, if others failed in between; at the end, the time
+// since the last success.
 func outageOf(tries []try) (o outage) {
 	var good time.Time // the last success, or the first try
 	for i, t := range tries {
