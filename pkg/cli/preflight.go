@@ -520,6 +520,7 @@ func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
 	if err := short.write(w, true, most, p); err != nil || r.Install == "" {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nTo install what works here, with a few more values if findings above say so:\n\n  %s\n", r.Install)
+	_, err := fmt.Fprintf(w, "\nTo install what works here, with a few more values if findings above say so:\n\n  %s\n",
+		r.Install)
 	return err
 }

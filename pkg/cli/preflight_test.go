@@ -143,8 +143,10 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"Talos": {
 			surroundings{version: "v1.34.1", nodes: talos},
 			[]string{
-				"OK    node-1: platform: talos uses", "      -> set platform: talos in the Helm chart, and first label the namespace " +
-					"pod-security.kubernetes.io/enforce=privileged", "OK    node-1: network: flannel",
+				"OK    node-1: platform: talos uses",
+				"      -> set platform: talos in the Helm chart, and first label the namespace " +
+					"pod-security.kubernetes.io/enforce=privileged",
+				"OK    node-1: network: flannel",
 				"  " + helmInstall + " --set platform=talos",
 			}, 0},
 		"Windows, Fargate and virtual kubelets beside Linux": {

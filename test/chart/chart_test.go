@@ -225,7 +225,10 @@ func TestTheRecipesInstallWhatTheyTell(t *testing.T) {
 			recipes[platform], _, _ = strings.Cut(block, "\n```")
 		}
 	}
-	const containerd, k3s = "--cri-socket=/run/containerd/containerd.sock", "--cri-socket=/run/k3s/containerd/containerd.sock"
+	const (
+		containerd = "--cri-socket=/run/containerd/containerd.sock"
+		k3s        = "--cri-socket=/run/k3s/containerd/containerd.sock"
+	)
 	for platform, want := range map[string]struct {
 		agent []string // flags, none if there is no agent
 		user  *int64
