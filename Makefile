@@ -71,12 +71,13 @@ github-release: ## the release of TAG on GitHub, with the files in dist/, by gh
 	cd $(DIST) && gh release create $(TAG) --verify-tag --title $(TAG) --notes-file notes.md \
 		SHA256SUMS SHA256SUMS.sigstore.json $$(sed 's/.*  //' SHA256SUMS)
 
+# Left out in the emulator is the story of a probe by IPv6: it lacks the option of a packet socket that hears a group.
 release-check: release ## dist/ made twice, and tried: registry, signatures, containerd, Helm, krew, arm64; an hour
 	$(GO) run ./test/lab/cmd/labbuild release
 	$(PINNED)/cosign tool cosign version
 	$(GO) test -count=1 -v -timeout 30m -tags release ./test/release -dist $(abspath $(DIST))
 	$(GO) test -count=1 -timeout 60m ./test/script -plugin $(abspath $(DIST))/bin/linux/arm64/stayput \
-		-emulator qemu-aarch64-static
+		-emulator qemu-aarch64-static -skip another-machine-has
 	$(GO) build -o bin/compat ./test/compat
 	bin/compat -k8s=1.37 -release=$(DIST)
 
