@@ -206,8 +206,8 @@ func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP
 	return r.moved(ctx, ip, pod)
 }
 
-// reviewUnowned reviews the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
-// again.
+// reviewUnowned reviews the addresses of a pod without a controller. Those of an orphan stay as they are: it may be
+// adopted again.
 func (r *releaser) reviewUnowned(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
 	why := endless(ip, nil, false)
 	if ip.Spec.Workload != nil || why == "" {

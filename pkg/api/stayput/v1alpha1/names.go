@@ -26,8 +26,8 @@ const (
 // says which ([ServedPools]): the agents know by that whether there is anything to do.
 const AnnotationPools = "stayput.io/pools"
 
-// LabelDefaultPools is on the namespaces whose annotations name pools for their pods, and on no other: by it an admission
-// policy finds the pods that it gates. Another policy keeps it.
+// LabelDefaultPools is on the namespaces whose annotations name pools for their pods, and on no other: by it an
+// admission policy finds the pods that it gates. Another policy keeps it.
 const LabelDefaultPools = "stayput.io/default-pools"
 
 // PolicyAddresses is the name of the admission policy, and of its binding, that lets only the controller write
