@@ -54,7 +54,8 @@ type state struct {
 func newState(o Options) *state {
 	c := &state{
 		now: time.Now, workloads: o.Workloads, longest: o.LongestRetention, toTell: make(chan struct{}, 1),
-		toLabel: make(chan struct{}, 1), unlabelled: map[string]struct{}{}, first: make(chan struct{}), read: make(chan struct{}),
+		toLabel: make(chan struct{}, 1), unlabelled: map[string]struct{}{},
+		first: make(chan struct{}), read: make(chan struct{}),
 		unanswered: map[types.NamespacedName]struct{}{}, above: map[string]pool.Workload{},
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 	}
