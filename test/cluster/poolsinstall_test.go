@@ -104,8 +104,16 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 
 	// 4. If the rights go first, as by kubectl, the command that is there for it lets the definitions go.
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
+	early := namespace(t, c) // annotated before the policy is there that would label it
+	kubectl(t, c, "annotate", "namespace", early, "stayput.io/pools=blue")
 	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml",
 		"-f", "../../deploy/pools-gate-policies.yaml")
+	until(t, "the controller to label the namespace", func(ctx context.Context) bool {
+		is, err := c.Client().CoreV1().Namespaces().Get(ctx, early, metav1.GetOptions{})
+		must.Do(t, err)
+		_, ok := is.Labels[v1alpha1.LabelDefaultPools]
+		return ok
+	})
 	apply(t, c, ns, pool)
 	until(t, "the addresses of all pods to be known again", func(context.Context) bool {
 		ips := podIPs(t, c)

@@ -178,7 +178,6 @@ func (c *follower) ofNamespaces(s *session) *feed {
 	known := map[string]namespace{}
 	f := &feed{c: c.state,
 		set: func(o client.Object) {
-			c.noteUnlabelledLocked(o)
 			is := namespace{o.GetLabels(), pool.OfNamespace(o.GetAnnotations())}
 			was, ok := known[o.GetName()]
 			known[o.GetName()] = is

@@ -62,6 +62,7 @@ func (c *follower) Start(ctx context.Context) error {
 		c: c.state,
 	})
 	go c.announcer.announces(ctx)
+	go c.reflect(ctx, metadata("Namespace"), metadataList("Namespace"), c.toBeLabelled())
 	go c.labels(ctx)
 	go c.lookForSpiderpool(ctx)
 	for _, known := range []chan struct{}{c.first, c.read} {

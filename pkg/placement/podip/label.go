@@ -21,55 +21,37 @@ const labelRetry = 5 * time.Second
 // labelled, until ctx ends: without the label their pods start ungated. The policy labels a namespace in the write that
 // makes it ask, but it was not there when some of them were written, or a webhook wrote the annotation.
 func (c *follower) labels(ctx context.Context) {
-	retry := func(what string, err error) {
-		if ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, what)
-			time.AfterFunc(labelRetry, c.wakeLabels)
-		}
-	}
-	for listed := false; ; {
-		if !listed { // later ones come by the watch, but that begins only with the first pool
-			err := c.listUnlabelled(ctx)
-			if listed = err == nil; !listed {
-				retry("Cannot list namespaces", err)
-			}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.toLabel:
 		}
 		c.mu.Lock()
 		names := c.unlabelled
 		c.unlabelled = map[string]struct{}{}
 		c.unlock()
 		for name := range names {
-			if err := c.label(ctx, name); err != nil {
-				c.mu.Lock()
-				c.unlabelled[name] = struct{}{}
-				c.unlock()
-				retry("Cannot label a namespace: its pods start without the addresses that its annotations ask for", err)
+			err := c.label(ctx, name)
+			if err == nil || ctx.Err() != nil {
+				continue
 			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.toLabel:
+			log.FromContext(ctx).Error(err, "Cannot label a namespace: its pods start without addresses of its pools")
+			c.mu.Lock()
+			c.unlabelled[name] = struct{}{}
+			c.unlock()
+			time.AfterFunc(labelRetry, c.wakeLabels)
 		}
 	}
 }
 
-// listUnlabelled notes the namespaces that lack the label.
-func (c *follower) listUnlabelled(ctx context.Context) error {
-	for list := metadataList("Namespace"); ; {
-		next := list.Continue
-		list = metadataList("Namespace")
-		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
-			return err
-		}
-		c.mu.Lock()
-		for i := range list.Items {
-			c.noteUnlabelledLocked(&list.Items[i])
-		}
-		c.unlock()
-		if list.Continue == "" {
-			return nil
-		}
+// toBeLabelled feeds the namespaces that lack the label. It begins before there is a pool, unlike what feeds a Book.
+func (c *follower) toBeLabelled() *feed {
+	return &feed{c: c.state,
+		set:    c.noteUnlabelledLocked,
+		remove: func(client.Object, string) {},
+		all:    func() []string { return nil },
+		end:    func(string, string) {},
 	}
 }
 

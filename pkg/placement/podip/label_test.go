@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/must"
@@ -22,12 +23,13 @@ func TestNamespacesThatThePolicyHasNotSeenAreLabelled(t *testing.T) {
 			return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations, Labels: labels}}
 		}
 		asks := map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
-		a := newAPI(t,
+		spaces := []client.Object{
 			space("asks", asks, map[string]string{"team": "a"}),
 			space("theirs", map[string]string{"ipam.spidernet.io/default-ipv6-ippool": `["blue"]`}, nil),
 			space("none", map[string]string{stayputv1alpha1.AnnotationPools: ""}, nil),
 			space("plain", nil, nil),
-			space("labelled", asks, map[string]string{label: "yes"}))
+			space("labelled", asks, map[string]string{label: "yes"})}
+		a := newAPI(t, spaces...)
 		c := control(t, a)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -39,17 +41,15 @@ func TestNamespacesThatThePolicyHasNotSeenAreLabelled(t *testing.T) {
 			return nil
 		}
 		go c.follower.labels(ctx)
-		time.Sleep(2 * labelRetry)
-		synctest.Wait()
-		later := space("later", asks, nil) // by a webhook
-		must.Do(t, a.Create(ctx, later))
 		c.mu.Lock()
-		c.noteUnlabelledLocked(later)
+		for _, o := range spaces { // as the watch delivers them
+			c.noteUnlabelledLocked(o)
+		}
 		c.unlock()
+		time.Sleep(2 * labelRetry)
 		synctest.Wait()
 		for name, want := range map[string]map[string]string{
 			"asks": {"team": "a", label: ""}, "theirs": {label: ""}, "none": nil, "plain": nil, "labelled": {label: "yes"},
-			"later": {label: ""},
 		} {
 			var is corev1.Namespace
 			must.Do(t, a.Get(ctx, types.NamespacedName{Name: name}, &is))
