@@ -22,7 +22,7 @@ import (
 const (
 	recordedWorkloads = 200
 	createClients     = 8
-	createBatch       = 400
+	createBatch       = 1200
 	createsNamespace  = "creates"
 	// unrecordedNamespace has no PersistentPodState.
 	unrecordedNamespace = "creates-unrecorded"
