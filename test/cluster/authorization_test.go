@@ -416,10 +416,11 @@ func TestAnAdministratorMayDoWhatIsRefused(t *testing.T) {
 		lab.SystemNamespace + "}\n"
 	_, err := g.c.Kubectl(testContext(t), lease, "apply", "--server-side", "-f", "-")
 	must.Do(t, err)
-	// These two are impossible for these pods, which the API server reports only if everything else is right.
+	// These are impossible for these objects, which the API server reports only if everything else is right.
 	answers := map[string]string{
-		"bind a pod":   "pod waiting has non-empty .spec.schedulingGates",
-		"resize a pod": "containers may not be added or removed on resize",
+		"change the status of a namespace": "may only be 'Active' if `deletionTimestamp` is empty",
+		"bind a pod":                       "pod waiting has non-empty .spec.schedulingGates",
+		"resize a pod":                     "containers may not be added or removed on resize",
 	}
 	for _, r := range rights {
 		if r.allowed {

@@ -92,6 +92,11 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: retain("10m")})
+	for _, pod := range before { // a node is a home once a controller has seen the pod there
+		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "to be a home", func(r *v1alpha1.RetainedIP) bool {
+			return r.Spec.Scheduled != ""
+		})
+	}
 	must.Do(t, c.Controllers.Stop(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
