@@ -276,11 +276,12 @@ type part struct {
 }
 
 func TestBillsOfMaterialsHaveTheModulesOfTheProgram(t *testing.T) {
-	read := func(name string) (of part) {
+	read := func(name string) part { // whose own version is a number, that of the bill
+		var of struct{ Components []part }
 		data, err := os.ReadFile(filepath.Join(*dist, name))
 		must.Do(t, err)
 		must.Do(t, json.Unmarshal(data, &of))
-		return of
+		return part{Components: of.Components}
 	}
 	has := func(of part, module string) bool {
 		return slices.ContainsFunc(of.Components, func(p part) bool { return p.Name == module && p.Version != "" })
