@@ -33,8 +33,9 @@ const (
 	NRISocket = "/run/nri/nri.sock"
 )
 
-// containerdConfig is containerd's default except for the network, NRI, an image that is never pulled, and a root
-// without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj. The version of the file is containerd's.
+// containerdConfig is containerd's default except for the network, NRI, registries (see StartRegistry), an image that
+// is never pulled, and a root without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj. The version of the file is
+// containerd's.
 func containerdConfig(o NodeOptions) string {
 	if o.containerdConfig == 2 {
 		return fmt.Sprintf(`version = 2
@@ -43,6 +44,9 @@ func containerdConfig(o NodeOptions) string {
   sandbox_image = '%s'
   restrict_oom_score_adj = true
   tolerate_missing_hugetlb_controller = true
+
+[plugins.'io.containerd.grpc.v1.cri'.registry]
+  config_path = '/etc/containerd/certs.d'
 
 [plugins.'io.containerd.grpc.v1.cri'.cni]
   max_conf_num = %d
@@ -59,6 +63,9 @@ func containerdConfig(o NodeOptions) string {
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = '%s'
+
+[plugins.'io.containerd.cri.v1.images'.registry]
+  config_path = '/etc/containerd/certs.d'
 
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true
