@@ -188,14 +188,18 @@ func (o *outlook) foretellIP(k *keptIP) {
 		return
 	}
 	o.IPs = k.ips
-	end := "kept until " + k.expiry()
-	switch {
+	end := ""
+	switch until := k.expiry(); {
 	case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
 		end = "kept as long as its workload wants the pod"
 	case k.bound():
 		end = "kept for " + k.retention + " after the pod stops"
-	case k.expires == nil:
+	case until == expiresNever:
 		end = "kept indefinitely"
+	case until == "": // not published yet
+		end = "kept"
+	default:
+		end = "kept until " + until
 	}
 	ips := k.addresses()
 	if k.identity != "" && k.pod != o.name {

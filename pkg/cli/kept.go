@@ -34,7 +34,7 @@ type keptIP struct {
 	ips, networks            []string
 
 	phase     string
-	expires   *metav1.Time // of retained addresses, nil if they are kept without an end
+	expires   *metav1.Time // of retained addresses, nil if they are kept without an end, or that is not published yet
 	retention string       // empty for until the pod is gone
 	workload  *stayputv1alpha1.WorkloadReference
 
@@ -348,8 +348,11 @@ func (k *keptIP) until(now time.Time) (at, left string) {
 	return at, left
 }
 
-// expiry returns when retained addresses become free: a time in RFC 3339, "never", or empty if that is not known or
-// they are not retained. The controller writes the expiry of a PodIP some seconds after its phase.
+// expiresNever is when addresses become free that are kept without an end.
+const expiresNever = "never"
+
+// expiry returns when retained addresses become free: a time in RFC 3339, [expiresNever], or empty if that is not known
+// or they are not retained. The controller writes the expiry of a PodIP some seconds after its phase.
 func (k *keptIP) expiry() string {
 	switch {
 	case !k.retained():
@@ -357,7 +360,7 @@ func (k *keptIP) expiry() string {
 	case k.expires != nil:
 		return k.expires.UTC().Format(time.RFC3339)
 	case k.retention == stayputv1alpha1.RetentionWhileOwned:
-		return "never"
+		return expiresNever
 	}
 	return ""
 }

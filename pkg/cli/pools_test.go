@@ -385,3 +385,16 @@ Pool addresses
 		t.Errorf("without any: %q, %v", b.String(), err)
 	}
 }
+
+// The controller publishes the expiry of a PodIP some seconds after its phase.
+func TestAnExpiryThatIsNotPublishedYetIsNotNever(t *testing.T) {
+	p := &stayputv1alpha1.PodIP{Spec: stayputv1alpha1.PodIPSpec{PodUID: "p", Retention: "10m"},
+		Status: stayputv1alpha1.PodIPStatus{Phase: stayputv1alpha1.PodIPRetained, PodUID: "p"}}
+	if is := keptOf(p).expiry(); is != "" {
+		t.Errorf("with a retention it expires %q", is)
+	}
+	p.Spec.Retention = stayputv1alpha1.RetentionWhileOwned
+	if is := keptOf(p).expiry(); is != expiresNever {
+		t.Errorf("while owned it expires %q", is)
+	}
+}
