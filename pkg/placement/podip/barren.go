@@ -38,27 +38,12 @@ func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, kn
 		}
 	}
 	_, refused := home.Refused(pod)
-	now := c.now()
-	c.mu.Lock()
-	left := s.noteRefusedLocked(known.UID, refused, now)
-	var wanted *pool.Address
-	next := time.Time{} // a pool takes back one address at a time: the pod that waits has it before the next one
-	for i, a := range known.Assigned {
-		if s.isWantedLocked(known, a, now) {
-			wanted, next = &known.Assigned[i], s.tookBack[a.Pool].Add(ordinaryWait)
-			break
-		}
-	}
-	c.unlock()
+	wanted, retry := s.takeBack(known, refused, c.now())
 	switch {
-	case !refused:
-		return nil, nil
-	case left > 0:
-		return &Claim{Retry: left}, nil
+	case retry > 0:
+		return &Claim{Retry: retry}, nil
 	case wanted == nil:
-		return &Claim{Retry: cluster.SayAgainAfter}, nil
-	case now.Before(next):
-		return &Claim{Retry: next.Sub(now)}, nil
+		return nil, nil
 	}
 	return c.endUnscheduled(ctx, s, pod, known, wanted, fmt.Sprintf("no node has had room for the pod for %s, and other "+
 		"pods wait for an address of pool %s: the pod was deleted so that one of them gets %s, and its successor waits for "+
@@ -73,7 +58,6 @@ func (c *Claimer) endUnscheduled(ctx context.Context, s *session, pod *corev1.Po
 		Name: known.Name, If: []pool.Check{{There: known}}}}}
 	if a != nil {
 		c.mu.Lock()
-		s.tookBack[a.Pool] = c.now()
 		if p := s.book.PodIP(a.Prefix.Addr()); p != nil && p.Keep != (pool.Keep{}) {
 			released := *p
 			released.Release = true
@@ -87,18 +71,35 @@ func (c *Claimer) endUnscheduled(ctx context.Context, s *session, pod *corev1.Po
 	return &Claim{Note: &Note{corev1.EventTypeNormal, home.ReasonAddressWait, why}}, nil
 }
 
-// noteRefusedLocked records whether the scheduler has no room for a pod, and returns how long the pod still keeps its
-// addresses.
-func (s *session) noteRefusedLocked(uid pool.UID, refused bool, now time.Time) time.Duration {
-	since, noted := s.refused[uid]
-	switch {
-	case !refused:
-		delete(s.refused, uid)
-	case !noted:
-		since = now
-		s.refused[uid] = now
+// takeBack returns the address that a pod without a node is to give to another pod, nil if there is none, and when to
+// look again, zero if only once the pod has changed. It records whether the scheduler has no room for the pod.
+func (s *session) takeBack(pod *pool.Pod, refused bool, now time.Time) (a *pool.Address, retry time.Duration) {
+	s.c.mu.Lock()
+	defer s.c.unlock()
+	if !refused {
+		delete(s.refused, pod.UID)
+		return nil, 0
 	}
-	return refusedMost - now.Sub(since)
+	since, noted := s.refused[pod.UID]
+	if !noted {
+		since = now
+		s.refused[pod.UID] = now
+	}
+	if left := refusedMost - now.Sub(since); left > 0 {
+		return nil, left
+	}
+	for i, a := range pod.Assigned {
+		if !s.isWantedLocked(pod, a, now) {
+			continue
+		}
+		// A pool takes back one address at a time: the pod that waits has it before the next one.
+		if left := s.tookBack[a.Pool].Add(ordinaryWait).Sub(now); left > 0 {
+			return nil, left
+		}
+		s.tookBack[a.Pool] = now
+		return &pod.Assigned[i], 0
+	}
+	return nil, cluster.SayAgainAfter
 }
 
 // isWantedLocked reports whether other pods wait for a pod's address, and nothing promises it to this one: no pod has

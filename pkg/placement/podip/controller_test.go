@@ -1862,7 +1862,7 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 		name       string
 		first      []func(*corev1.Pod)
 		used       bool // by the pod before
-		nobody     bool // waits
+		alone      bool // no other pod waits
 		takes      bool
 		takesAfter time.Duration
 	}{
@@ -1871,7 +1871,7 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 		{name: "not long enough", first: []func(*corev1.Pod){ownedBySet}, takesAfter: refusedMost - time.Second},
 		{name: "with one, and used before", first: []func(*corev1.Pod){ownedBySet, retained}, used: true,
 			takesAfter: refusedMost},
-		{name: "with nobody who waits", first: []func(*corev1.Pod){ownedBySet}, nobody: true, takesAfter: refusedMost},
+		{name: "while no pod waits", first: []func(*corev1.Pod){ownedBySet}, alone: true, takesAfter: refusedMost},
 		{name: "without a controller", takesAfter: refusedMost},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -1894,7 +1894,7 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 				c.works()
 			}
 			refused(a, "web-0")
-			if !test.nobody {
+			if !test.alone {
 				if err := a.WithWatch.Create(t.Context(), asking("other-0", "blue", made(time.Second))); err != nil {
 					t.Fatal(err)
 				}
@@ -1907,7 +1907,7 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 			if there(a, "web-0") == test.takes {
 				t.Errorf("it is ended: %t; %q", !test.takes, c.notes())
 			}
-			if test.nobody {
+			if test.alone {
 				return
 			}
 			if _, has := a.pod(t, "other-0"); (len(has) == 1) != test.takes {
