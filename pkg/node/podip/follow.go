@@ -116,11 +116,9 @@ type follower struct {
 
 // run follows the pods of the node until ctx is done.
 func (f *follower) run(ctx context.Context) {
-	loop := apiwatch.Loop{
+	f.troubles.follow(ctx, "pods", apiwatch.Loop{
 		What: "the pods of the node", List: f.list, Watch: f.api.WatchPods, Event: f.event,
-		Note: func(err error) { f.troubles.note("pods", err) },
-	}
-	loop.Run(ctx)
+	})
 }
 
 // list lists the pods of the node. From now on the files are those of pods that are listed after this.

@@ -1235,7 +1235,7 @@ func TestAReportThatIsGoneIsWrittenAgain(t *testing.T) {
 		if n := w.c.count("say") - said; n > 0 {
 			t.Errorf("answered %d more times", n)
 		}
-		over := audit(5, 5) // nobody waits for a report any more
+		over := audit(5, 5) // no controller waits for a report any more
 		over.Spec.Phase = v1alpha1.PodIPAuditSettled
 		w.c.putAudit(over)
 		w.pass(time.Minute)

@@ -91,11 +91,9 @@ func (n *reporter) setCannotRoute(why string) {
 
 // followAudit follows the PodIPAudit until ctx is done.
 func (n *reporter) followAudit(ctx context.Context) {
-	loop := apiwatch.Loop{
+	n.troubles.follow(ctx, "audit", apiwatch.Loop{
 		What: "the PodIPAudit", List: n.listAudit, Watch: n.api.WatchAudit, Event: n.auditEvent,
-		Note: func(err error) { n.troubles.note("audit", err) },
-	}
-	loop.Run(ctx)
+	})
 }
 
 func (n *reporter) listAudit(ctx context.Context, c apiwatch.Cycle) (version string, err error) {

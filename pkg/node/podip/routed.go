@@ -160,11 +160,9 @@ func (r *router) work(ctx context.Context) {
 
 // followRouted tells the routes where each routed address is.
 func (r *router) followRouted(ctx context.Context) {
-	loop := apiwatch.Loop{
+	r.troubles.follow(ctx, "routed", apiwatch.Loop{
 		What: "PodIPs", List: r.listRouted, Watch: r.api.WatchRouted, Event: r.routedEvent,
-		Note: func(err error) { r.troubles.note("routed", err) },
-	}
-	loop.Run(ctx)
+	})
 }
 
 func (r *router) listRouted(ctx context.Context, c apiwatch.Cycle) (version string, err error) {

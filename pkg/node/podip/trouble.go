@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/stayput/stayput/pkg/apiwatch"
 )
 
 // troubles is what does not work now, by part of the work. Its methods may be called with any lock held.
@@ -18,6 +20,12 @@ type troubles struct {
 
 	mu  sync.Mutex
 	now map[string]string // the last error of each part
+}
+
+// follow runs a loop until ctx is done, and notes how it goes as that part of the work.
+func (t *troubles) follow(ctx context.Context, part string, loop apiwatch.Loop) {
+	loop.Note = func(err error) { t.note(part, err) }
+	loop.Run(ctx)
 }
 
 // note keeps for /readyz how a part of the work went, and logs what is new. A nil err ends the trouble.
