@@ -80,7 +80,7 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	return c.WaitInstalled(ctx)
 }
 
-// chart returns what Install installs, unless it is told, and what Upgrade upgrades to.
+// chart returns the chart that Install installs by default, and that Upgrade upgrades to.
 func (c *Cluster) chart(ctx context.Context) (string, error) {
 	if c.Published != "" {
 		return c.Published, nil
