@@ -308,7 +308,7 @@ func (d *placing) unfit(slots []slot) (reason, remedy string) {
 			DefaultInterface, s.iface), "name the pool without @" + s.iface
 	case !d.pod.Gated:
 		return fmt.Sprintf("pool %s is of mode Calico, and the pod was not gated: it has started without the address",
-			s.pools[0].Name), "delete the pod; pods of DaemonSets and pods with spec.nodeName cannot have addresses of such pools"
+			s.pools[0].Name), "delete the pod; pods of DaemonSets and with spec.nodeName cannot have such addresses"
 	}
 	return "", ""
 }

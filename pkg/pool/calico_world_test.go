@@ -180,9 +180,9 @@ func (w *world) felixActs(n *node) {
 	}
 }
 
-// renews is kubelet that renews its Lease. By then Felix knows what kubelet could know, or kubelet itself has ended what
-// the cluster has no more: that a node is in contact whose Felix is dead for good, and whose kubelet ends nothing, is
-// not excused by Calico either.
+// renews is kubelet that renews its Lease. By then Felix knows what kubelet could know, or kubelet itself has ended
+// what the cluster has no more: that a node is in contact whose Felix is dead for good, and whose kubelet ends nothing,
+// is not excused by Calico either.
 func (w *world) renews(n *node) {
 	if !n.on || !n.kubelet {
 		return

@@ -333,8 +333,8 @@ func (w *world) agentActs(n *node) {
 	w.believes(n, current)
 }
 
-// believes notes what a node that is wrongly said to be off, or has lost its files, has heard of the cluster: current is
-// whether it has seen the present.
+// believes notes what a node that is wrongly said to be off, or has lost its files, has heard of the cluster: current
+// is whether it has seen the present.
 func (w *world) believes(n *node, current bool) {
 	host, exists := w.hosts.objs[n.name]
 	// Ready it is said to be for a while after kubelet was cut off.

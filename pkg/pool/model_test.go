@@ -209,7 +209,8 @@ func TestCalicosOwnActorsDoNoHarm(t *testing.T) {
 		hands, freed, collected = hands+w.hands, freed+w.calico.freed, collected+w.calico.gced
 	}
 	if hands == 0 || freed == 0 || collected == 0 {
-		t.Errorf("%d addresses changed hands, %d were freed here, and %d collected on nodes that exist", hands, freed, collected)
+		t.Errorf("%d addresses changed hands, %d were freed here, and %d collected on nodes that exist", hands, freed,
+			collected)
 	}
 	t.Logf("addresses that changed hands: %d; freed here: %d; collected on nodes that exist: %d", hands, freed, collected)
 }
@@ -368,7 +369,7 @@ var ruleNames = map[rule]struct {
 	poolsWake:            {"poolsWake", 0, nothingMore},
 	collectedIsNoProof:   {"collectedIsNoProof", 138, calicoPools},
 	contactIsRecent:      {"contactIsRecent", 111, calicoPools},
-	observedSinceEnd:     {"observedSinceEnd", 1, calicoPools},
+	observedSinceEnd:     {"observedSinceEnd", 3555, calicoPools},
 	offIsFreed:           {"offIsFreed", 208, calicoPools},
 	forgottenEnds:        {"forgottenEnds", 307, calicoPools},
 }

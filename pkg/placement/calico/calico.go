@@ -24,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/pool"
@@ -33,11 +32,12 @@ import (
 // AnnotationAddresses asks Calico's CNI plugin for addresses: a list of one of each family, in JSON.
 const AnnotationAddresses = "cni.projectcalico.org/ipAddrs"
 
-// ErrNotServed says that the cluster has no Calico IPAM in this API server: Calico is not installed, or its datastore is
-// an etcd of its own.
+// ErrNotServed says that the cluster has no Calico IPAM in this API server: Calico is not installed, or its datastore
+// is an etcd of its own.
 var ErrNotServed = errors.New("the API server serves no IPAMBlocks of Calico")
 
-// groups are where Calico's objects may be. If both are served, the first one is stored and the second one a view of it.
+// groups are where Calico's objects may be. If both are served, the first one is stored and the second one a view of
+// it.
 var groups = []schema.GroupVersion{
 	{Group: "crd.projectcalico.org", Version: "v1"}, {Group: "projectcalico.org", Version: "v3"},
 }
@@ -252,7 +252,7 @@ func (i *IPAM) Free(ctx context.Context, a netip.Addr, was pool.Allocation) erro
 		return nil
 	}
 	uid, version := handle.GetUID(), handle.GetResourceVersion()
-	_ = i.client.Delete(ctx, handle, client.Preconditions{UID: (*types.UID)(&uid), ResourceVersion: &version})
+	_ = i.client.Delete(ctx, handle, client.Preconditions{UID: &uid, ResourceVersion: &version})
 	return nil
 }
 

@@ -156,11 +156,12 @@ func (c *Config) Refuses(subnet netip.Prefix) string {
 	slices.Sort(in)
 	switch {
 	case c.locked:
-		return "Calico's datastore is locked (ClusterInformation default, spec.datastoreReady): wait until its migration is over"
+		return "Calico's datastore is locked (ClusterInformation default, spec.datastoreReady): wait until it is migrated"
 	case len(in) == 0:
 		return fmt.Sprintf("no IPPool of Calico has %s: use a subnet of one, or create an IPPool", subnet)
 	case len(in) > 1:
-		return fmt.Sprintf("the IPPools %s of Calico have addresses of %s: use a subnet of one", strings.Join(in, " and "), subnet)
+		return fmt.Sprintf("the IPPools %s of Calico have addresses of %s: use a subnet of one", strings.Join(in, " and "),
+			subnet)
 	case !of.Spec.CIDR.Contains(subnet.Addr()) || of.Spec.CIDR.Bits() > subnet.Bits():
 		return fmt.Sprintf("%s is not within IPPool %s of Calico, %s", subnet, of.name, of.Spec.CIDR)
 	case of.Spec.Disabled:
@@ -168,7 +169,7 @@ func (c *Config) Refuses(subnet netip.Prefix) string {
 	case len(of.Spec.AllowedUses) > 0 && !slices.Contains(of.Spec.AllowedUses, "Workload"):
 		return fmt.Sprintf("IPPool %s of Calico is not for pods (spec.allowedUses has no Workload)", of.name)
 	case subnet.Bits() > of.size():
-		return fmt.Sprintf("%s is a part of a block of IPPool %s of Calico: use a subnet of one or more whole blocks, which are /%d",
+		return fmt.Sprintf("%s is a part of a block of IPPool %s of Calico: use a subnet of whole blocks, which are /%d",
 			subnet, of.name, of.size())
 	case c.strict:
 		return "Calico's IPAM has strictAffinity, by which a pod cannot take its address to another node: set it to false"
