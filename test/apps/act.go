@@ -25,7 +25,7 @@ type app struct {
 	health func(context.Context, *stage, []member) (says string, ok bool)
 }
 
-var apps = []app{redis, etcd, zookeeper}
+var apps = []app{redis, etcd, zookeeper, registry}
 
 // step is an event in the members' lives.
 type step struct {

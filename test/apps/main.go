@@ -33,6 +33,10 @@ func main() { os.Exit(run()) }
 func run() int {
 	only := flag.String("app", "", "only these applications, with commas in between, of "+names(apps))
 	flag.Parse()
+	if flag.Arg(0) == asMember {
+		fmt.Fprintln(os.Stderr, "apps:", serveRegistry())
+		return 1
+	}
 	chosen := apps
 	if *only != "" {
 		chosen = slices.DeleteFunc(slices.Clone(apps), func(a app) bool {

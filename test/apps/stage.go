@@ -30,6 +30,8 @@ const (
 type stage struct {
 	*lab.Cluster
 	out io.Writer
+
+	resolved []member // of the registry, as its clients remember them
 }
 
 // prepare loads the applications' images.
