@@ -108,9 +108,9 @@ test: vet lab ## all tests but the long ones: unit, crash, stories, real contain
 		{ echo "Failed:"; grep -E '^ *--- FAIL|^FAIL|^panic' bin/test.log; exit 1; }
 
 # Builds the components it needs. Not with go run, which would not forward the signal that ends make.
-demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
+demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C, SVG=FILE records
 	$(GO) build -o bin/demo ./test/demo
-	bin/demo $(if $(KEEP),--keep)
+	bin/demo $(if $(KEEP),--keep) $(if $(SVG),--svg=$(SVG))
 
 # Built first for the same reason.
 FOR  ?= 30m
