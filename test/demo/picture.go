@@ -63,7 +63,8 @@ text {fill: #c9d1d9; white-space: pre}
 </g>
 </svg>
 </svg>
-`, width+2*margin, height+2*margin, total.Seconds(), frames.String(), margin, width, height, up(len(lines)-1), text.String())
+`, width+2*margin, height+2*margin, total.Seconds(), frames.String(), margin, width, height, up(len(lines)-1),
+		text.String())
 }
 
 // spans returns a line for an SVG.

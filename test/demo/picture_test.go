@@ -62,7 +62,8 @@ func TestThePictureShowsEachLineOnce(t *testing.T) {
 
 func TestThePictureKeepsTheOrderAndShortensPauses(t *testing.T) {
 	begin := time.Now()
-	lines := []shown{{begin, "a"}, {begin.Add(time.Second), "b"}, {begin.Add(time.Second), "c"}, {begin.Add(time.Hour), "d"}}
+	second := begin.Add(time.Second)
+	lines := []shown{{begin, "a"}, {second, "b"}, {second, "c"}, {begin.Add(time.Hour), "d"}}
 	var at []float64
 	frame := regexp.MustCompile(`(?m)^([0-9.]+)% {transform: translateY\(([0-9]+)px\)}$`)
 	for _, found := range frame.FindAllSubmatch(picture(lines), -1) {
