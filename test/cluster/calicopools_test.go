@@ -88,6 +88,16 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 		heldOn(t, c, pod)
 	}
 	poolSays(t, c, "old", "True", "")
+	in := 0
+	for _, pod := range before {
+		if used.Contains(ip(t, pod)) {
+			in++
+		}
+	}
+	until(t, "the pool to say how many ordinary pods have its addresses", func(context.Context) bool {
+		return strings.Contains(kubectl(t, c, "get", "podippool", "old", "-o",
+			`jsonpath={range .status.conditions[?(@.type=="Overlaps")]}{.message}{end}`), fmt.Sprintf("%d pods that Calico", in))
+	})
 	deploy(t, c, ns, lab.Workload{Name: "late", Replicas: 2, Annotations: pools("old"), Unprobed: true})
 	late := places(t, c, ns, "late", 2, nil)
 	for _, pod := range late {
