@@ -70,13 +70,14 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	c := withCalico(t, lab.CalicoOptions{LeakGracePeriod: 40 * time.Second})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: calicoOn}))
 	ns := namespace(t, c)
+	kept := retain("10m", v1alpha1.AnnotationPools, "blue")
 
 	// 1. Ordinary pods have addresses of a subnet that becomes a pool's: they are left alone.
 	deploy(t, c, ns, lab.Workload{Kind: "Deployment", Name: "before", Replicas: 6, Unprobed: true})
 	before := deployed(t, c, ns, "before", 6, nil)
 	used := blockOf(t, c, ip(t, before[0])).Spec.CIDR
 	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24")+"---"+calicoPool("old", used.String()))
-	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: pools("blue"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: kept, Unprobed: true})
 	saysOf(t, c, ns, "Pod", "web-0", "WaitingForAddress", "blue")
 	poolSays(t, c, "blue", "True", "")
 	subnet := netip.MustParsePrefix("10.244.240.0/24")
@@ -194,10 +195,11 @@ func TestCalicoIPAMsAddressesMoveOnlyOnceTheirPodsSurelyHaveThemNoMore(t *testin
 	c := withCalico(t, lab.CalicoOptions{LeakGracePeriod: 40 * time.Second})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: calicoOn}))
 	ns := namespace(t, c)
+	kept := retain("10m", v1alpha1.AnnotationPools, "blue")
 	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24"))
 	deploy(t, c, ns, everywhere("client"))
 	clients(t, c, ns)
-	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("blue"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: kept, Unprobed: true})
 	poolSays(t, c, "blue", "True", "")
 	pod := ready(t, c, ns, "web-0")
 	addr := ip(t, pod)
