@@ -39,7 +39,7 @@ func (b *Book) SetPool(p Pool) {
 	defer b.wake(KeyOfPool(p.Name))
 	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting ||
 		(old.Invalid == nil) != (p.Invalid == nil) {
-		defer b.wakeChanged(p.Name)
+		defer b.wakeChanged()
 	}
 	if old != nil && slices.Equal(old.Range.Set.spans, p.Range.Set.spans) {
 		old.Pool = p
@@ -60,7 +60,7 @@ func (b *Book) SetPool(p Pool) {
 // RemovePool takes a pool out.
 func (b *Book) RemovePool(name string) {
 	delete(b.pools, name)
-	b.wakeChanged(name)
+	b.wakeChanged()
 }
 
 // SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller ensures that no older version
