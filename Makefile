@@ -150,7 +150,7 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 long: ## cluster tests that make test leaves out: upgrades, a thousand pods, webhook to policies, Kruise's and Spiderpool's words
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
-		-run 'Upgrade|ManyPodsAtOnce|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
+		-run 'Upgrade|ManyPodsAtOnce|PodWithoutRoom|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
 
 multus: ## retained addresses and those of pools behind multus, thin and thick, on a cluster; 6 min
 	$(GO) run ./test/lab/cmd/labbuild

@@ -38,9 +38,9 @@ func NewBook(r Audit) *Book {
 func (b *Book) SetPool(p Pool) {
 	old := b.pools[p.Name]
 	defer b.wake(KeyOfPool(p.Name))
-	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting ||
+	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting || old.Unready != p.Unready ||
 		(old.Invalid == nil) != (p.Invalid == nil) {
-		defer b.wakeChanged(p.Name)
+		defer b.wakeChanged()
 	}
 	if old != nil && slices.Equal(old.Range.Set.spans, p.Range.Set.spans) {
 		old.Pool = p
@@ -66,7 +66,7 @@ func (b *Book) SetPool(p Pool) {
 // RemovePool takes a pool out.
 func (b *Book) RemovePool(name string) {
 	delete(b.pools, name)
-	b.wakeChanged(name)
+	b.wakeChanged()
 }
 
 // SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller ensures that no older version

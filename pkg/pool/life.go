@@ -108,11 +108,9 @@ func (d *reviewing) plan() Plan {
 	if f.Verdict != Yes {
 		return d.awaited(f, "")
 	}
-	switch pool := d.pools[p.Pool]; {
+	switch {
 	case p.Deleting, p.Release:
 		return d.end("it was released", f.If)
-	case pool != nil && pool.Deleting:
-		return d.end("its pool is being deleted", f.If)
 	case d.superseded():
 		return d.end("its pod has other addresses", f.If)
 	}
@@ -354,8 +352,9 @@ func (d *reviewing) end(why string, checks []Check) Plan {
 	return Plan{Reason: why, Writes: []Write{DeleteIP{PodIP: *p, If: checks}}}
 }
 
-// ReviewPool takes the finalizer off a pool that is being deleted and has no PodIPs. A pool that has PodIPs and has
-// lost its finalizer gets it back.
+// ReviewPool takes the finalizer off a pool that is being deleted and has no PodIPs. Until then its pods keep their
+// addresses, also when they are created again: a deletion cannot be taken back. A pool that has PodIPs and has lost its
+// finalizer gets it back.
 func (b *Book) ReviewPool(name string) Plan {
 	s := b.pools[name]
 	switch {

@@ -466,12 +466,11 @@ func (w *world) replaced(old PodIP) bool {
 // mayEnd checks that no address is given up that is kept for a pod. After a restore, pods that the backup lacks count.
 func (w *world) mayEnd(is PodIP) {
 	wl := w.workloads[is.Workload.Name]
-	pool, exists := w.pools.objs[is.Pool]
 	next, there := w.pods.objs[is.PodName]
 	switch {
 	case wl == nil || wl.gone, w.restored:
 	case !is.Keep.WhileOwned, is.StatusUID == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
-	case exists && pool.Deleting, there && next.Assigned != nil && !next.has(is.Addr):
+	case there && next.Assigned != nil && !next.has(is.Addr):
 	case w.now.Sub(wl.scaled) < time.Minute, !w.sent.IsZero() && w.sent.Sub(wl.scaled) < time.Minute:
 		// It was unwanted when that was decided.
 	case !w.placed[placement{is.Addr, is.PodUID}]: // its pod was never told of it
