@@ -187,6 +187,41 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 		}
 	}
 	who.end(t)
+
+	// 5. What Calico is told meanwhile is said, and what runs is left alone.
+	running := places(t, c, ns, "web", 3, nil)
+	strict := func(is bool) {
+		apply(t, c, "", fmt.Sprintf("apiVersion: crd.projectcalico.org/v1\nkind: IPAMConfig\nmetadata: {name: default}\n"+
+			"spec: {strictAffinity: %t, autoAllocateBlocks: true}\n", is))
+	}
+	strict(true)
+	poolSays(t, c, "blue", "False", "strictAffinity")
+	strict(false)
+	poolSays(t, c, "blue", "True", "")
+	kubectl(t, c, "patch", "ippool.crd.projectcalico.org", "default-ipv4-ippool", "--type=merge", "-p",
+		`{"spec": {"disabled": true}}`)
+	poolSays(t, c, "blue", "False", "IPPool default-ipv4-ippool of Calico is disabled")
+	kubectl(t, c, "patch", "ippool.crd.projectcalico.org", "default-ipv4-ippool", "--type=merge", "-p",
+		`{"spec": {"disabled": false}}`)
+	poolSays(t, c, "blue", "True", "")
+	kubectl(t, c, "delete", "ipreservation.crd.projectcalico.org", "stayput-blue")
+	poolSays(t, c, "blue", "False", "was reserved in Calico's IPAM just now")
+	kubectl(t, c, "get", "ipreservation.crd.projectcalico.org", "stayput-blue")
+	untouched(t, c, running)
+
+	// 6. The reservation goes with the pool, and stays while a pod has one of its addresses.
+	kubectl(t, c, "delete", "podippool", "blue", "--wait=false")
+	stays(t, "the subnet is reserved", 20*time.Second, func() bool {
+		_, err := c.Kubectl(testContext(t), "", "get", "ipreservation.crd.projectcalico.org", "stayput-blue")
+		return err == nil
+	})
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	for _, addr := range addressesOf(running) {
+		kubectl(t, c, "patch", "podip", addr, "--type=merge", "-p", `{"spec": {"release": "Now"}}`)
+	}
+	until(t, "the reservation to go with the pool", func(context.Context) bool {
+		return kubectl(t, c, "get", "ipreservation.crd.projectcalico.org", "stayput-blue", "--ignore-not-found") == ""
+	})
 }
 
 // The fence: who may have an address whose pod's node does not answer.
