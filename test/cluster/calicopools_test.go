@@ -173,7 +173,7 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 				"    spec: {containers: [{name: c, image: none}]}",
 		} {
 			_, err := c.Kubectl(testContext(t), fmt.Sprintf(yaml, name, annotation), "apply", "-n", ns, "-f", "-")
-			if err == nil || !strings.Contains(err.Error(), "pods get addresses of pool blue by stayput.io/pools") {
+			if err == nil || !strings.Contains(err.Error(), "pods get addresses of pools by stayput.io/pools") {
 				t.Errorf("a %s with %s: %v", kind, name, err)
 			}
 		}

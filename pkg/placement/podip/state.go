@@ -3,6 +3,8 @@ package podip
 import (
 	"errors"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -118,17 +120,20 @@ func (c *state) announce() {
 	signal(c.toTell)
 }
 
-// has is which pools there are: served as agents are told of them, empty if there are none.
+// has is which pools there are: served as agents are told of them, empty if there are none, and calico the subnets of
+// those of mode Calico.
 type has struct {
-	served string
-	routed bool
+	served, calico string
+	routed         bool
 }
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
 	served, some := stayputv1alpha1.ServedPools{Guard: c.guard}, false
+	var calico []string
 	for _, o := range c.pools {
 		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // of which no agent knows
+			calico = append(calico, o.Spec.Subnet)
 			continue
 		}
 		some = true
@@ -143,6 +148,8 @@ func (c *state) hasLocked() (is has) {
 	if some {
 		is.served = served.Text()
 	}
+	slices.Sort(calico)
+	is.calico = strings.Join(calico, ",")
 	return is
 }
 
