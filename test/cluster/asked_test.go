@@ -192,7 +192,10 @@ func (a *asked) stop(t *testing.T) (wrong []string) {
 	a.wg.Wait()
 	t.Logf("%d answers", a.count)
 	for _, is := range a.judge.Heard(a.addr) {
-		t.Logf("%s of %s answered, the last time %v", is.Pod, is.Started.Format(time.StampMilli), is.Asked)
+		t.Logf("%s of %s has answered", is.Pod, is.Started.Format(time.StampMilli))
+		for who, asked := range is.Asked {
+			t.Logf("  to %s, the last time at %s", who, asked.Format(time.StampMilli))
+		}
 	}
 	return a.wrong
 }
