@@ -108,9 +108,9 @@ test: vet lab ## all tests but the long ones: unit, crash, stories, real contain
 		{ echo "Failed:"; grep -E '^ *--- FAIL|^FAIL|^panic' bin/test.log; exit 1; }
 
 # Builds the components it needs. Not with go run, which would not forward the signal that ends make.
-demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
+demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C, SVG=FILE records
 	$(GO) build -o bin/demo ./test/demo
-	bin/demo $(if $(KEEP),--keep)
+	bin/demo $(if $(KEEP),--keep) $(if $(SVG),--svg=$(SVG))
 
 # Built first for the same reason.
 FOR  ?= 30m
@@ -138,7 +138,7 @@ compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUN
 	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI)) \
 		$(if $(GATE),-gate=$(GATE))
 
-apps: ## Redis Cluster without and with stayput: all its pods deleted, a rollout, a power loss
+apps: ## Redis Cluster, etcd, ZooKeeper, a registry without and with stayput: pods deleted, rolled, drained, a power loss
 	$(GO) build -o bin/apps ./test/apps
 	bin/apps $(if $(APP),-app=$(APP))
 

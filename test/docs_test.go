@@ -395,6 +395,15 @@ func TestTheSymptomsHaveEveryAlertAndReason(t *testing.T) {
 	}
 }
 
+func TestDocumentsHaveNoConflictMarkers(t *testing.T) {
+	marker := regexp.MustCompile(`(?m)^(<<<<<<<|>>>>>>>) `)
+	for _, d := range documents(t) {
+		if marker.MatchString(d.text) {
+			t.Errorf("%s has the marks of a merge", d.path)
+		}
+	}
+}
+
 func TestDocumentsHaveLinesOfAtMost120Columns(t *testing.T) {
 	for _, d := range documents(t) {
 		number := 0

@@ -97,16 +97,16 @@ func (d *reviewing) plan() Plan {
 	switch {
 	case d.surplus():
 		return d.end("its pod has other addresses", nil)
+	case pod.alive() && p.Mode == Calico && pod.ReportedIP.IsValid() && pod.has(p.Addr) && !p.boundOn(pod.Node):
+		again := *p
+		again.Phase, again.StatusUID, again.Node, again.Since = Bound, pod.UID, pod.Node, d.now
+		return Plan{Writes: []Write{StatusIP{PodIP: again}}}
 	case pod.alive():
 		return Plan{}
 	}
 	f := d.Fence(p, d.now)
 	if f.Verdict != Yes {
-		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
-		if f.Ask {
-			plan.Writes = []Write{d.audit.askFor(p, d.now)}
-		}
-		return plan
+		return d.awaited(f, "")
 	}
 	switch {
 	case p.Deleting, p.Release:
@@ -132,6 +132,18 @@ func (d *reviewing) plan() Plan {
 	again.Phase, again.StatusUID, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
 	again.PodCIDR = netip.Prefix{}
 	return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
+}
+
+// awaited is what to do about an address whose pod may still have it, by what the fence says.
+func (d *reviewing) awaited(f Finding, why string) Plan {
+	plan := Plan{Reason: why + f.Reason, Remedy: f.Remedy, Until: f.Until, Contact: f.Contact}
+	switch {
+	case f.Frees:
+		plan.Writes = []Write{FreeAllocation{Addr: d.addr, Allocation: d.allocations[d.addr], If: f.If}}
+	case f.Ask:
+		plan.Writes = []Write{d.audit.askFor(d.ip, d.now)}
+	}
+	return plan
 }
 
 // quarantinedFor is how long no pod gets an address that another machine has.
@@ -225,10 +237,8 @@ func (d *reviewing) quarantined() Plan {
 			return Plan{Reason: why, Writes: []Write{endPod(pod)}}
 		case pod.alive() && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
-		case f.Verdict != Yes && f.Ask:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{d.audit.askFor(p, d.now)}}
 		case f.Verdict != Yes:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy}
+			return d.awaited(f, why+"; ")
 		}
 		checks = append(checks, f.If...)
 		delete(heirs, p.PodUID)

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stayput/stayput/test/lab"
@@ -23,7 +25,7 @@ type app struct {
 	health func(context.Context, *stage, []member) (says string, ok bool)
 }
 
-var apps = []app{redis}
+var apps = []app{redis, etcd, zookeeper, registry}
 
 // step is an event in the members' lives.
 type step struct {
@@ -42,17 +44,30 @@ var steps = []step{
 	{"rollout", all, func(ctx context.Context, s *stage, a app) error {
 		return s.kubectl(ctx, "rollout", "restart", "statefulset", a.name)
 	}},
-	{"a node loses power", onPowerless, func(ctx context.Context, s *stage, _ app) error {
-		return s.Node(powerless).Reboot(ctx)
+	{"a node loses power", onOneNode, func(ctx context.Context, s *stage, _ app) error {
+		return s.Node(oneNode).Reboot(ctx)
+	}},
+	{"a node is drained", onOneNode, func(ctx context.Context, s *stage, a app) error {
+		if err := s.kubectl(ctx, "drain", oneNode, "--pod-selector=app="+a.name, "--timeout=2m"); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(maintenance):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return s.kubectl(ctx, "uncordon", oneNode)
 	}},
 }
 
-func onPowerless(m member) bool { return m.node == powerless }
+func onOneNode(m member) bool { return m.node == oneNode }
 
-// powerless is the node that loses power and is switched on again.
-const powerless = "node-1"
+// oneNode is the node that loses power and is switched on again, and the one that is drained.
+const oneNode = "node-1"
 
 const (
+	// maintenance is how long a node is away that is drained: longer than pods wait for it, unless they say how long.
+	maintenance = 90 * time.Second
 	// startPatience is how long pods may take to run. A rollout that waits for a pod which never is Ready takes it all.
 	startPatience = 4 * time.Minute
 	// patience is how long an application may take to recover once its pods run: some seconds is what they need.
@@ -113,6 +128,9 @@ func (s *stage) play(ctx context.Context, a app, st step) (r result, err error) 
 	before, err := s.membersOf(ctx, a)
 	if err != nil {
 		return r, err
+	}
+	if !slices.ContainsFunc(before, st.restarts) {
+		return r, errors.New("it would restart no member")
 	}
 	w := s.watch(ctx, a)
 	defer w.end()

@@ -1,6 +1,6 @@
 // Apps runs real software, whose members know each other by address, on a real Kubernetes of three nodes, as the
 // manifests in deploy/examples describe it: first without stayput, where it is shown to break, then with it. All pods
-// are deleted at once, a rollout restarts them, and a node loses power, while clients go on writing.
+// are deleted at once, a rollout restarts them, a node loses power and is drained, while clients go on writing.
 //
 //	main.go   the program, and what it prints
 //	act.go    what happens to the pods of an application, and what became of it
@@ -33,6 +33,10 @@ func main() { os.Exit(run()) }
 func run() int {
 	only := flag.String("app", "", "only these applications, with commas in between, of "+names(apps))
 	flag.Parse()
+	if flag.Arg(0) == asMember {
+		fmt.Fprintln(os.Stderr, "apps:", serveRegistry())
+		return 1
+	}
 	chosen := apps
 	if *only != "" {
 		chosen = slices.DeleteFunc(slices.Clone(apps), func(a app) bool {

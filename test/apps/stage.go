@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +30,8 @@ const (
 type stage struct {
 	*lab.Cluster
 	out io.Writer
+
+	resolved []member // of the registry, as its clients remember them
 }
 
 // prepare loads the applications' images.
@@ -112,6 +116,47 @@ func (s *stage) deploy(ctx context.Context, a app) error {
 	})
 }
 
+// membersMap is the ConfigMap that tells the members of an application each other's addresses.
+func membersMap(app string) string { return app + "-members" }
+
+// runHead runs the commands in the head of a manifest, as a user copies them.
+func (s *stage) runHead(ctx context.Context, manifest string) error {
+	file, err := example(ctx, manifest)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	config, err := s.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "sh", "-ec", commandsOf(string(text)))
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+config, "HOME="+s.Dir, // as of [lab.Cluster.Kubectl]
+		"PATH="+filepath.Dir(s.KubectlPath())+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("the commands of %s: %w: %s", manifest, err, out)
+	}
+	return nil
+}
+
+// commandsOf returns the indented lines of the comment at the head of a manifest.
+func commandsOf(manifest string) string {
+	var commands strings.Builder
+	for line := range strings.Lines(manifest) {
+		comment, ok := strings.CutPrefix(line, "#")
+		if !ok {
+			break
+		}
+		if command, ok := strings.CutPrefix(comment, "   "); ok {
+			commands.WriteString(command)
+		}
+	}
+	return commands.String()
+}
+
 // makeVolumes makes the volumes that a node's disk would be partitioned into.
 func (s *stage) makeVolumes(ctx context.Context) error {
 	for _, n := range s.Nodes {
@@ -155,6 +200,7 @@ func (s *stage) clear(ctx context.Context, a app) error {
 	}
 	for _, args := range [][]string{
 		{"delete", "--cascade=foreground", "--filename", manifest},
+		{"delete", "configmap", membersMap(a.name), "--ignore-not-found"},
 		{"delete", "persistentvolumeclaims", "--selector=app=" + a.name},
 		{"delete", "persistentvolumes", "--all"},
 	} {
@@ -208,6 +254,32 @@ func (s *stage) dial(ctx context.Context, m member, port string) (net.Conn, erro
 		err = conn.SetDeadline(deadline)
 	}
 	return conn, err
+}
+
+// askHTTP sends a request to a member. An answer other than 200 is an error.
+func askHTTP(ctx context.Context, s *stage, m member, port, method, path, body string) error {
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return s.dial(ctx, m, port) },
+	}}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+m.name+path, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s of %s: %s", path, m.name, resp.Status)
+	}
+	return nil
 }
 
 // writeLogs saves the logs of all machines, and of the applications.

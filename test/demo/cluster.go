@@ -285,8 +285,10 @@ func (s *stage) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.out.line("\nThe cluster stays up until Ctrl-C or until this make ends, and is then removed completely.")
-	s.out.line("In another shell:\n")
+	s.out.line("")
+	s.out.line("The cluster stays up until Ctrl-C or until this make ends, and is then removed completely.")
+	s.out.line("In another shell:")
+	s.out.line("")
 	s.out.line("  export KUBECONFIG=%s", config)
 	s.out.line("  export PATH=$PATH:%s", filepath.Dir(s.KubectlPath()))
 	s.out.line("  kubectl get pods -o wide; kubectl get retainedips,persistentpodstates")

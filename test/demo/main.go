@@ -6,6 +6,7 @@
 //	act.go       the steps, and their effects on the pods' nodes and IPs
 //	client.go    the client that measures how long pods are away
 //	screen.go    the output
+//	picture.go   the output as a moving picture
 //
 // It exits with 1 if a pod lost its node or IP with stayput, or the IP of a pool, or on any other error. It needs root
 // and builds what it runs.
@@ -29,11 +30,16 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	keep := flag.Bool("keep", false, "leave the cluster up at the end, until SIGINT or SIGTERM")
+	svg := flag.String("svg", "", "write the output to this `file`, as a moving picture")
 	flag.Parse()
 	// The lab closes its machines on the first two signals itself; here they end the waiting.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	of, err := demo(ctx, newScreen(os.Stdout), *keep)
+	out := newScreen(os.Stdout)
+	of, err := demo(ctx, out, *keep)
+	if err == nil && *svg != "" {
+		err = os.WriteFile(*svg, picture(out.shown), 0o644)
+	}
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "demo: interrupted, the cluster is removed")

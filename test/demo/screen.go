@@ -4,15 +4,26 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 )
 
-// screen prints the story in less than 100 columns.
+// columns is how wide the lines are at most.
+const columns = 100
+
+// screen prints the story, and keeps it for [picture].
 type screen struct {
 	out   io.Writer
 	color bool
 	start time.Time // of the story
+	shown []shown
+}
+
+// shown is a line that was printed, with its colors.
+type shown struct {
+	at   time.Time
+	text string
 }
 
 func newScreen(f *os.File) *screen {
@@ -28,36 +39,52 @@ const (
 	green = "32"
 )
 
-func (s *screen) paint(style, text string) string {
-	if !s.color {
-		return text
-	}
-	return "\x1b[" + style + "m" + text + "\x1b[0m"
-}
+func paint(style, text string) string { return "\x1b[" + style + "m" + text + "\x1b[0m" }
+
+var painted = regexp.MustCompile("\x1b\\[([0-9]+)m")
+
+func plain(text string) string { return painted.ReplaceAllString(text, "") }
 
 func (s *screen) line(format string, args ...any) {
-	fmt.Fprintln(s.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+	text := strings.TrimRight(fmt.Sprintf(format, args...), " ")
+	s.shown = append(s.shown, shown{time.Now(), text})
+	if !s.color {
+		text = plain(text)
+	}
+	fmt.Fprintln(s.out, text)
 }
 
 // act prints an act's title.
-func (s *screen) act(title string) { s.line("\n%s", s.paint(bold, strings.ToUpper(title))) }
+func (s *screen) act(title string) {
+	s.line("")
+	s.line("%s", paint(bold, strings.ToUpper(title)))
+}
 
 // step prints a step's title and the elapsed time.
 func (s *screen) step(format string, args ...any) {
-	s.line("\n%6.1f s  %s", time.Since(s.start).Seconds(), s.paint(bold, fmt.Sprintf(format, args...)))
+	s.line("")
+	s.line("%6.1f s  %s", time.Since(s.start).Seconds(), paint(bold, fmt.Sprintf(format, args...)))
 }
 
+const indent = "          "
+
 // says prints a line that belongs to the step.
-func (s *screen) says(format string, args ...any) { s.line("          "+format, args...) }
+func (s *screen) says(format string, args ...any) { s.line(indent+format, args...) }
 
 // command prints a command that the step runs.
 func (s *screen) command(argv []string) {
-	for i, arg := range argv {
+	text := "$"
+	for _, arg := range argv {
 		if strings.ContainsAny(arg, " *()") {
-			argv[i] = "'" + arg + "'"
+			arg = "'" + arg + "'"
 		}
+		if len(indent+text+" "+arg+` \`) > columns {
+			s.says("%s", paint(dim, text+` \`))
+			text = "   "
+		}
+		text += " " + arg
 	}
-	s.says("%s", s.paint(dim, "$ "+strings.Join(argv, " ")))
+	s.says("%s", paint(dim, text))
 }
 
 // printed prints a command's output.
@@ -69,10 +96,10 @@ func (s *screen) printed(text string) {
 
 // table prints a step's outcome.
 func (s *screen) table(rows []row) {
-	s.says("%s", s.paint(dim, fmt.Sprintf("%-12s  %-18s    %-18s  %-9s  %s", "pod", "before", "after", "", "client")))
+	s.says("%s", paint(dim, fmt.Sprintf("%-12s  %-18s    %-18s  %-9s  %s", "pod", "before", "after", "", "client")))
 	for _, r := range rows {
 		s.says("%-12s  %-18s -> %-18s  %s  %s", r.pod, r.before, r.after,
-			s.paint(verdictStyle(!r.kept()), fmt.Sprintf("%-9s", r.verdict())), r.heard())
+			paint(verdictStyle(!r.kept()), fmt.Sprintf("%-9s", r.verdict())), r.heard())
 	}
 }
 
@@ -83,9 +110,9 @@ func (s *screen) summary(of outcomes) {
 		act string
 		tally
 	}{{"without stayput", of.without}, {"with stayput", of.with}} {
-		s.line("%-16s %s", t.act, s.paint(verdictStyle(t.lost()), t.String()))
+		s.line("%-16s %s", t.act, paint(verdictStyle(t.lost()), t.String()))
 	}
-	s.line("%-16s %s", "with a pool", s.paint(verdictStyle(of.pool.ips > 0), of.pool.ofPool()))
+	s.line("%-16s %s", "with a pool", paint(verdictStyle(of.pool.ips > 0), of.pool.ofPool()))
 	s.line("%-16s %.0f s", "total time", time.Since(s.start).Seconds())
 }
 

@@ -90,6 +90,8 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 		set(stayputv1alpha1.ConditionReady, false, "Invalid", is.Invalid.Error())
 	case is.Deleting:
 		set(stayputv1alpha1.ConditionReady, false, "Deleting", plan.Reason)
+	case is.Unready != "":
+		set(stayputv1alpha1.ConditionReady, false, "CalicoNotReady", is.Unready)
 	case is.Disabled:
 		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.allocation: Disabled, so there are no new allocations")
 	case held != "":
