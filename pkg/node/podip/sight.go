@@ -41,12 +41,13 @@ func (b bound) uid(s *sight) string {
 }
 
 // fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. However many
-// ask, it works for a fifth of the time at most, up to restMost between two answers.
+// ask, it works for a tenth of the time at most, up to restMost between two answers. It may owe restMost: the few
+// answers that one pod needs follow each other at once.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
 	busy sync.Mutex
-	rest time.Time // the next one begins then
+	rest time.Time // until when it is to rest
 }
 
 const restMost = 500 * time.Millisecond
@@ -70,15 +71,18 @@ func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
 
 	f.busy.Lock()
 	defer f.busy.Unlock()
-	wake.Pause(ctx, time.Until(f.rest))
+	wake.Pause(ctx, time.Until(f.rest.Add(-restMost)))
 	f.mu.Lock()
 	f.next = nil
 	f.mu.Unlock()
 	defer close(a.done)
 	begin := time.Now()
 	a.value, a.err = take()
-	end := time.Now()
-	f.rest = end.Add(min(4*end.Sub(begin), restMost))
+	took := time.Since(begin)
+	if f.rest.Before(begin) {
+		f.rest = begin
+	}
+	f.rest = f.rest.Add(took + min(9*took, restMost))
 	return a.value, a.err
 }
 
