@@ -73,7 +73,7 @@ var policiesOfPools = []string{home.PolicyGatePools, home.PolicyDefaultPools, "s
 var policiesOfCalico = []string{"stayput-calico", "stayput-calico-addresses"}
 
 // policiesOfAgents are there only if agents are installed.
-var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}
+var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent", "stayput-agent-pools"}
 
 // gatePolicies are those that gate pods. They are not there if something else does.
 var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools,

@@ -38,7 +38,7 @@ func NewBook(r Audit) *Book {
 func (b *Book) SetPool(p Pool) {
 	old := b.pools[p.Name]
 	defer b.wake(KeyOfPool(p.Name))
-	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting ||
+	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting || old.Unready != p.Unready ||
 		(old.Invalid == nil) != (p.Invalid == nil) {
 		defer b.wakeChanged()
 	}

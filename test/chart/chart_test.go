@@ -51,7 +51,7 @@ var renderings = map[string]string{
 	"everything on": `
 image: {repository: registry.example.com:5000/stayput, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 imagePullSecrets: [{name: pull}]
-pools: {enabled: true, spiderpool: true}
+pools: {enabled: true, spiderpool: true, calico: true}
 apiServer: {host: api.example.com, port: 443}
 longestRetention: 720h
 agent:
@@ -445,7 +445,7 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	for name, values := range renderings {
 		// A later value wins.
 		without, with := texts(t, values, "--set=pools.enabled=false"),
-			texts(t, values, "--set=pools.enabled=true,pools.spiderpool=false")
+			texts(t, values, "--set=pools.enabled=true,pools.spiderpool=false,pools.calico=false")
 		for object, text := range without {
 			if with[object] != text {
 				t.Errorf("%s: %s is another one with pools", name, object)

@@ -70,13 +70,14 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	c := withCalico(t, lab.CalicoOptions{LeakGracePeriod: 40 * time.Second})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: calicoOn}))
 	ns := namespace(t, c)
+	kept := retain("10m", v1alpha1.AnnotationPools, "blue")
 
 	// 1. Ordinary pods have addresses of a subnet that becomes a pool's: they are left alone.
 	deploy(t, c, ns, lab.Workload{Kind: "Deployment", Name: "before", Replicas: 6, Unprobed: true})
 	before := deployed(t, c, ns, "before", 6, nil)
 	used := blockOf(t, c, ip(t, before[0])).Spec.CIDR
 	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24")+"---"+calicoPool("old", used.String()))
-	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: pools("blue"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: kept, Unprobed: true})
 	saysOf(t, c, ns, "Pod", "web-0", "WaitingForAddress", "blue")
 	poolSays(t, c, "blue", "True", "")
 	subnet := netip.MustParsePrefix("10.244.240.0/24")
@@ -88,6 +89,16 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 		heldOn(t, c, pod)
 	}
 	poolSays(t, c, "old", "True", "")
+	in := 0
+	for _, pod := range before {
+		if used.Contains(ip(t, pod)) {
+			in++
+		}
+	}
+	until(t, "the pool to say how many ordinary pods have its addresses", func(context.Context) bool {
+		return strings.Contains(kubectl(t, c, "get", "podippool", "old", "-o",
+			`jsonpath={range .status.conditions[?(@.type=="Overlaps")]}{.message}{end}`), fmt.Sprintf("%d pods that Calico", in))
+	})
 	deploy(t, c, ns, lab.Workload{Name: "late", Replicas: 2, Annotations: pools("old"), Unprobed: true})
 	late := places(t, c, ns, "late", 2, nil)
 	for _, pod := range late {
@@ -176,6 +187,41 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 		}
 	}
 	who.end(t)
+
+	// 5. What Calico is told meanwhile is said, and what runs is left alone.
+	running := places(t, c, ns, "web", 3, nil)
+	strict := func(is bool) {
+		apply(t, c, "", fmt.Sprintf("apiVersion: crd.projectcalico.org/v1\nkind: IPAMConfig\nmetadata: {name: default}\n"+
+			"spec: {strictAffinity: %t, autoAllocateBlocks: true}\n", is))
+	}
+	strict(true)
+	poolSays(t, c, "blue", "False", "strictAffinity")
+	strict(false)
+	poolSays(t, c, "blue", "True", "")
+	kubectl(t, c, "patch", "ippool.crd.projectcalico.org", "default-ipv4-ippool", "--type=merge", "-p",
+		`{"spec": {"disabled": true}}`)
+	poolSays(t, c, "blue", "False", "IPPool default-ipv4-ippool of Calico is disabled")
+	kubectl(t, c, "patch", "ippool.crd.projectcalico.org", "default-ipv4-ippool", "--type=merge", "-p",
+		`{"spec": {"disabled": false}}`)
+	poolSays(t, c, "blue", "True", "")
+	kubectl(t, c, "delete", "ipreservation.crd.projectcalico.org", "stayput-blue")
+	poolSays(t, c, "blue", "False", "was reserved in Calico's IPAM just now")
+	kubectl(t, c, "get", "ipreservation.crd.projectcalico.org", "stayput-blue")
+	untouched(t, c, running)
+
+	// 6. The reservation goes with the pool, and stays while a pod has one of its addresses.
+	kubectl(t, c, "delete", "podippool", "blue", "--wait=false")
+	stays(t, "the subnet is reserved", 20*time.Second, func() bool {
+		_, err := c.Kubectl(testContext(t), "", "get", "ipreservation.crd.projectcalico.org", "stayput-blue")
+		return err == nil
+	})
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	for _, addr := range addressesOf(running) {
+		kubectl(t, c, "patch", "podip", addr, "--type=merge", "-p", `{"spec": {"release": "Now"}}`)
+	}
+	until(t, "the reservation to go with the pool", func(context.Context) bool {
+		return kubectl(t, c, "get", "ipreservation.crd.projectcalico.org", "stayput-blue", "--ignore-not-found") == ""
+	})
 }
 
 // The fence: who may have an address whose pod's node does not answer.
@@ -184,10 +230,11 @@ func TestCalicoIPAMsAddressesMoveOnlyOnceTheirPodsSurelyHaveThemNoMore(t *testin
 	c := withCalico(t, lab.CalicoOptions{LeakGracePeriod: 40 * time.Second})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: calicoOn}))
 	ns := namespace(t, c)
+	kept := retain("10m", v1alpha1.AnnotationPools, "blue")
 	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24"))
 	deploy(t, c, ns, everywhere("client"))
 	clients(t, c, ns)
-	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("blue"), Unprobed: true})
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: kept, Unprobed: true})
 	poolSays(t, c, "blue", "True", "")
 	pod := ready(t, c, ns, "web-0")
 	addr := ip(t, pod)

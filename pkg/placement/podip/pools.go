@@ -43,6 +43,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	count := s.book.Count(name, at)
 	waiting := len(s.book.Waiting(name))
 	held, remedy := s.book.HeldBy(name)
+	strangers := len(s.book.Strangers(name))
 	var is pool.Pool
 	var others []pool.Pool
 	for _, other := range slices.Sorted(maps.Keys(c.pools)) {
@@ -64,6 +65,9 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	overlaps, err := c.overlaps(ctx, is, others)
 	if err != nil {
 		return err
+	}
+	if strangers > 0 {
+		overlaps = append(overlaps, fmt.Sprintf("%d pods that Calico gave them to, which keep them", strangers))
 	}
 	if held != "" {
 		held = fmt.Sprintf("no new allocations: %s: %s", held, remedy)
@@ -157,6 +161,9 @@ func (c *Controller) overlaps(ctx context.Context, p pool.Pool, others []pool.Po
 		return nil, err
 	}
 	for i := range nodes.Items {
+		if p.Range.Mode == pool.Calico { // whose IPAM uses none of them
+			break
+		}
 		if node := &nodes.Items[i]; in(append(slices.Clone(node.Spec.PodCIDRs), node.Spec.PodCIDR)) {
 			all = append(all, "pods of node "+node.Name)
 		}
