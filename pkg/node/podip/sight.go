@@ -41,13 +41,12 @@ func (b bound) uid(s *sight) string {
 }
 
 // fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. However many
-// ask, it works for a tenth of the time at most, up to restMost between two answers. It may owe restMost: the few
-// answers that one pod needs follow each other at once.
+// ask, it works for a fifth of the time at most, up to restMost between two answers.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
 	busy sync.Mutex
-	rest time.Time // until when it is to rest
+	rest time.Time // the next one begins then
 }
 
 const restMost = 500 * time.Millisecond
@@ -71,18 +70,15 @@ func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
 
 	f.busy.Lock()
 	defer f.busy.Unlock()
-	wake.Pause(ctx, time.Until(f.rest.Add(-restMost)))
+	wake.Pause(ctx, time.Until(f.rest))
 	f.mu.Lock()
 	f.next = nil
 	f.mu.Unlock()
 	defer close(a.done)
 	begin := time.Now()
 	a.value, a.err = take()
-	took := time.Since(begin)
-	if f.rest.Before(begin) {
-		f.rest = begin
-	}
-	f.rest = f.rest.Add(took + min(9*took, restMost))
+	end := time.Now()
+	f.rest = end.Add(min(4*end.Sub(begin), restMost))
 	return a.value, a.err
 }
 
