@@ -47,6 +47,19 @@ var steps = []step{
 	{"a node loses power", onOneNode, func(ctx context.Context, s *stage, _ app) error {
 		return s.Node(oneNode).Reboot(ctx)
 	}},
+	{"all nodes lose power", all, func(ctx context.Context, s *stage, _ app) error {
+		for _, n := range s.Nodes {
+			if err := n.PowerLoss(); err != nil {
+				return err
+			}
+		}
+		for _, n := range s.Nodes {
+			if err := n.Boot(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}},
 	{"a node is drained", onOneNode, func(ctx context.Context, s *stage, a app) error {
 		if err := s.kubectl(ctx, "drain", oneNode, "--pod-selector=app="+a.name, "--timeout=2m"); err != nil {
 			return err
@@ -62,7 +75,7 @@ var steps = []step{
 
 func onOneNode(m member) bool { return m.node == oneNode }
 
-// oneNode is the node that loses power and is switched on again, and the one that is drained.
+// oneNode is the node that alone loses power, and the one that is drained.
 const oneNode = "node-1"
 
 const (
@@ -72,6 +85,9 @@ const (
 	startPatience = 4 * time.Minute
 	// patience is how long an application may take to recover once its pods run: some seconds is what they need.
 	patience = time.Minute
+	// steady is for how long it must say that it is well. A node of Redis Cluster that has just started takes the others
+	// to be where they were, and serves alone, until they have not answered for its cluster-node-timeout of 5 s.
+	steady = 20 * time.Second
 )
 
 // acts plays the steps with each application, and returns what became of each.
@@ -175,16 +191,23 @@ func (s *stage) recovers(ctx context.Context, a app, st step, before []member, w
 	if err != nil {
 		return "not all pods run again", err
 	}
-	waiting, cancel := context.WithTimeout(ctx, patience)
+	waiting, cancel := context.WithTimeout(ctx, patience+steady)
 	defer cancel()
+	var well time.Time // since when
 	err = lab.Until(waiting, a.name+" to recover", func() (bool, error) {
 		members, err := s.membersOf(waiting, a)
 		if err != nil {
 			return false, err
 		}
 		var ok bool
-		says, ok = a.health(ctx, s, members)
-		return ok, nil
+		if says, ok = a.health(ctx, s, members); !ok {
+			well = time.Time{}
+			return false, nil
+		}
+		if well.IsZero() {
+			well = time.Now()
+		}
+		return time.Since(well) >= steady, nil
 	})
 	if err != nil {
 		return says, err
