@@ -69,7 +69,7 @@ func TestABadFieldIsNamedWithWhatWasExpected(t *testing.T) {
 		spec Spec
 		says string
 	}{
-		{Spec{Mode: "l2", Subnet: "10.6.0.0/16"}, `spec.mode: "l2" is not valid: expected L2 or Routed`},
+		{Spec{Mode: "l2", Subnet: "10.6.0.0/16"}, `spec.mode: "l2" is not valid: expected L2, Routed or Calico`},
 		{Spec{Mode: L2}, `spec.subnet: "" is not valid: expected a CIDR`},
 		{Spec{Mode: L2, Subnet: "10.6.0.1/16"}, `spec.subnet: "10.6.0.1/16" is not valid: expected a CIDR of unicast ` +
 			`addresses without host bits, such as 10.6.0.0/16`},
