@@ -167,12 +167,13 @@ func (w *world) lateDels(n *node) {
 	n.dels = nil
 }
 
-// felixActs is Felix, which has a pod answer while the API server has it on the node, and no longer.
+// felixActs is Felix, which has a pod answer while the API server has it on the node with this address, and no longer.
 func (w *world) felixActs(n *node) {
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		s := n.sandboxes[uid]
 		is, exists := w.pods.objs[n.owners[uid].Name]
-		up := exists && is.UID == uid && is.Node == n.name && !is.Terminal
+		up := exists && is.UID == uid && is.Node == n.name && !is.Terminal && len(s.has) > 0 &&
+			is.ReportedIP == s.has[0].Prefix.Addr()
 		if s.up && !up {
 			w.logf("%s: Felix cuts %s off", n.name, uid)
 		}

@@ -163,6 +163,11 @@ func (w *world) kubeletActs(n *node) {
 			if w.calm || w.some(60) {
 				w.deleteObject(n, uid)
 			}
+		case w.calico != nil && s != nil && !reflect.DeepEqual(s.has, p.Assigned):
+			// The cluster has forgotten the pod, and has it here again: kubelet ends what it had to end, and starts it.
+			w.logf("%s: sandbox of %s ends, for it is another's", n.name, uid)
+			w.calicoDels(n, uid)
+			delete(n.sandboxes, uid)
 		case s == nil && (w.calm || w.some(60)):
 			if w.slow {
 				n.starting[uid] = p

@@ -561,8 +561,8 @@ func TestWithoutAgentsNothingOfThemIsInstalled(t *testing.T) {
 	_, err = lab.Helm(testContext(t), "lint", "--strict", dir, "--values", valuesFile(t, none))
 	must.Do(t, err)
 	_, err = lab.Template(testContext(t), Namespace, "--set=agent.enabled=false,pools.enabled=true")
-	refusal := "pools.enabled: pools need agents, but for those of mode Calico: expected agent.enabled or pools.calico to " +
-		"be true"
+	refusal := "pools.enabled: pools need agents, but for those of mode Calico: " +
+		"expected agent.enabled or pools.calico to be true"
 	if err == nil || !strings.Contains(err.Error(), refusal) {
 		t.Errorf("with pools: %v", err)
 	}

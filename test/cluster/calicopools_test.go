@@ -43,7 +43,8 @@ func poolSays(t *testing.T, c *lab.Cluster, name, status, text string) {
 			t.Logf("pool %s: %s", name, is)
 		}
 	}()
-	for began := time.Now(); time.Since(began) < 4*time.Minute; time.Sleep(time.Second) { // longer than a reservation settles
+	const settles = 4 * time.Minute // a reservation does in less
+	for began := time.Now(); time.Since(began) < settles; time.Sleep(time.Second) {
 		is = kubectl(t, c, "get", "podippool", name, "-o",
 			`jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
 		if strings.HasPrefix(is, status) && strings.Contains(is, text) {

@@ -13,8 +13,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// aBlock is an IPAMBlock as Calico 3.31 writes it: the second address is a pod's, the third and fourth are another one's
-// of which both have one handle.
+// aBlock is an IPAMBlock as Calico 3.31 writes it: the second address is a pod's, the third and fourth are another
+// one's of which both have one handle.
 const aBlock = `{"apiVersion": "crd.projectcalico.org/v1", "kind": "IPAMBlock",
 	"metadata": {"name": "10-244-240-0-30", "resourceVersion": "41"},
 	"spec": {"cidr": "10.244.240.0/30", "affinity": "host:node-1", "strictAffinity": false, "deleted": false,
@@ -69,7 +69,8 @@ func TestAnAddressIsFreedAsCalicoDoes(t *testing.T) {
 		is.Allocations, is.Unallocated = spec["allocations"].([]any), spec["unallocated"].([]any)
 		is.Numbers = spec["sequenceNumberForAllocation"].(map[string]any)
 		for _, a := range spec["attributes"].([]any) {
-			is.Attributes = append(is.Attributes, strings.TrimPrefix(a.(map[string]any)["handle_id"].(string), "k8s-pod-network."))
+			handle := a.(map[string]any)["handle_id"].(string)
+			is.Attributes = append(is.Attributes, strings.TrimPrefix(handle, "k8s-pod-network."))
 		}
 		d := json.NewDecoder(strings.NewReader(want))
 		d.UseNumber()

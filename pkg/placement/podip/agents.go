@@ -49,7 +49,8 @@ func (c *follower) findAgents(ctx context.Context, s *session) {
 	}
 }
 
-// readAgents returns a pod as the template of the agents' DaemonSet, nil if that is not there, though agents are wanted.
+// readAgents returns a pod as the template of the agents' DaemonSet, nil if that is not there, though agents are
+// wanted.
 func (c *follower) readAgents(ctx context.Context) (*corev1.Pod, error) {
 	var set appsv1.DaemonSet
 	installation := c.announcer.installation
