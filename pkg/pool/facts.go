@@ -115,6 +115,20 @@ func (f *facts) holders(uid UID) (nodes []string) {
 	return nodes
 }
 
+// heldByAnother returns another pod that has the address of a PodIP by a report of this round or a later one, and its
+// node, nil if there is none whose word counts.
+func (f *facts) heldByAnother(p *PodIP, round int64) (*Held, string) {
+	for _, node := range slices.Sorted(maps.Keys(f.reports)) {
+		report := f.reports[node]
+		for i, h := range report.Held {
+			if h.Addr == p.Addr && h.UID != p.PodUID && report.Round >= round && f.heeds(node, h.UID) {
+				return &report.Held[i], node
+			}
+		}
+	}
+	return nil, ""
+}
+
 // heeds reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
 // only if a restore has made that forget its node. So of a pod that was made since all nodes were asked, no other
 // node's word counts: an agent may lie.

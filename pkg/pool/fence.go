@@ -30,6 +30,9 @@ type Finding struct {
 	If []Check
 	// Ask says that no proof will come unless all nodes are asked for the pod.
 	Ask bool
+	// Disputed says that another pod has the address, by what nodes have reported, and that the pod of the PodIP surely
+	// has it no more if If holds.
+	Disputed bool
 	// Frees says that Calico's allocation is to be freed, if If holds: nothing else will.
 	Frees bool
 	// Contact are nodes whose Leases may bring the proof, and Until is when to look again, zero if a change tells.
@@ -51,11 +54,17 @@ type Situation struct {
 	Asked   int64
 	// Held are the nodes that say that the pod is there, or was when they answered.
 	Held []string
+	// Other is another pod that has the address by a report which was made since nodes were asked, nil if there is none,
+	// and On is the node.
+	Other *Held
+	On    string
 	// Agent reports whether a node has ever answered, or had an address, nil if that is not known. Where agents are wanted
 	// may have changed since: such a node is asked like any other.
 	Agent func(node string) bool
-	// Allocation is what Calico's IPAM says of the address, nil if it was not asked, and Contacts are those of nodes.
+	// Allocation is what Calico's IPAM says of the address, nil if it was not asked, and Holder the pod that it names, nil
+	// if that is not known. Contacts are those of nodes.
 	Allocation *Allocation
+	Holder     *Pod
 	Contacts   map[string]contact
 }
 
@@ -69,8 +78,11 @@ func (f *facts) situation(p *PodIP, now time.Time) Situation {
 		Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Reports: f.reports, Asked: f.audit.Asked[p.PodUID],
 		Held: f.holders(p.PodUID), Agent: f.hadAgent, Contacts: f.contacts,
 	}
+	if s.Asked > 0 {
+		s.Other, s.On = f.heldByAnother(p, s.Asked)
+	}
 	if a, ok := f.allocations[p.Addr]; ok {
-		s.Allocation = &a
+		s.Allocation, s.Holder = &a, f.pods[f.named[Owner{Namespace: a.Namespace, Pod: a.Pod}]]
 	}
 	if end, ok := f.ends[p.PodUID]; ok {
 		s.End = &end
@@ -179,6 +191,8 @@ func fenceNode(s Situation, name, node string) Finding {
 		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: append(s.podGone(), s.off(node)...)}
 	case n.off():
 		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
+	case s.answered(node) && s.Other != nil:
+		return s.disputed(s.podGone())
 	case s.answered(node):
 		return Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", node, name)}
 	case !n.Ready:
@@ -194,6 +208,13 @@ func fenceNode(s Situation, name, node string) Finding {
 		f.Remedy = "remove the taint, which is left over"
 	}
 	return f
+}
+
+// disputed is for an address that no node has for its pod, and one has for another pod: that was told of it before a
+// restore, on a node that was said to be off and has come back since.
+func (s Situation) disputed(checks []Check) Finding {
+	return Finding{Verdict: Wait, Disputed: true, If: checks,
+		Reason: fmt.Sprintf("pod %s/%s has it on node %s", s.Other.Namespace, s.Other.PodName, s.On)}
 }
 
 // had reports whether a node had the pod when it was asked, and is to be asked again.
@@ -232,6 +253,9 @@ func fenceAll(s Situation, why string) Finding {
 	f := everyone(s, why, s.answered)
 	if f.Verdict == Yes {
 		f.If = append(f.If, s.podGone()...)
+		if s.Other != nil {
+			return s.disputed(f.If)
+		}
 	}
 	f.Ask = f.Verdict != Yes && (s.Asked == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(s.Nodes)), s.had))
 	return f

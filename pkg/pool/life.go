@@ -140,6 +140,10 @@ func (d *reviewing) awaited(f Finding, why string) Plan {
 	switch {
 	case f.Frees:
 		plan.Writes = []Write{FreeAllocation{Addr: d.addr, Allocation: d.allocations[d.addr], If: f.If}}
+	case f.Disputed && d.ip.Quarantine.Reason == "":
+		again := *d.ip
+		again.Quarantine = Quarantine{Since: d.now, Reason: f.Reason}
+		plan.Writes = []Write{UpdateIP{PodIP: again}}
 	case f.Ask:
 		plan.Writes = []Write{d.audit.askFor(d.ip, d.now)}
 	}
@@ -230,6 +234,7 @@ func (d *reviewing) quarantined() Plan {
 		switch {
 		case d.surplus():
 			f = Finding{}
+		case f.Disputed: // that is what is being settled
 		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
 		case pod != nil && pod.Gated && !pod.Ending && (d.teller() != nil || len(heirs) == 1 && d.audit.predates(pod)):
 			// Its claim was made on old news.
