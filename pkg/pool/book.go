@@ -214,7 +214,8 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 			delete(b.ends, old)
 		}
 	}
-	b.ends[uid] = End{Node: p.Node, Final: final, At: now}
+	b.ends[uid] = End{Node: p.Node, Final: final, Started: p.Terminal || p.ReportedIP.IsValid(),
+		Predates: b.audit.predates(p), At: now}
 }
 
 // SetNamespace puts the labels of a namespace in, for its pods that wait.

@@ -55,7 +55,7 @@ func (b *Book) SetAllocation(a netip.Addr, is Allocation) {
 	b.allocations[a] = is
 	if b.ips[a] != nil {
 		if known && !was.same(is) {
-			b.wake(KeyOfAddress(a))
+			b.wakeAddress(a)
 		}
 		return
 	}
@@ -114,7 +114,7 @@ func (b *Book) SetContact(node string, renewed, now time.Time) {
 // ToObserve reports whether Calico's IPAM is to be asked about an address before it is reviewed.
 func (f *facts) ToObserve(a netip.Addr) bool {
 	p := f.ips[a]
-	return p != nil && p.Mode == Calico && f.pods[p.PodUID] == nil && !p.gone()
+	return p != nil && p.Mode == Calico && f.pods[p.PodUID] == nil && (!p.gone() || f.allocations[a].Handle != "")
 }
 
 // observedGood is how long what Calico's IPAM has said is good for a decision.
@@ -123,6 +123,11 @@ const observedGood = 10 * time.Second
 // deletedBy is how long after a pod's end its address can only have been freed by the DEL of its own node: no garbage
 // collection of Calico's runs so soon. A grace period shorter than this makes Calico itself unsafe.
 const deletedBy = 20 * time.Second
+
+// addWithin is how long an ADD may be under way that has read its pod before that was deleted: it waits for the plugin's
+// lock, then up to 90 s for the API server. If it allocates the address once that is another pod's, and its node is cut
+// off then, Calico's garbage collection frees the address of a pod that answers.
+const addWithin = 2 * time.Minute
 
 // felixGrace is how long a node must have been Ready until its Felix surely knows which pods it has: longer than that
 // needs to reach the API server again.
@@ -150,8 +155,7 @@ func fenceCalico(s Situation) Finding {
 	p, name := s.IP, s.IP.Namespace+"/"+s.IP.PodName
 	switch {
 	case p.gone() && s.Allocation != nil && s.Allocation.Handle != "" && !s.Allocation.isOf(p):
-		return Finding{Verdict: Never, Reason: fmt.Sprintf("by Calico's IPAM %s has it", s.Allocation),
-			Remedy: s.Allocation.remedy()}
+		return s.taken()
 	case p.gone():
 		return Finding{Reason: fmt.Sprintf("pod %s is gone", name)}
 	case s.Pod != nil:
@@ -167,7 +171,7 @@ func fenceCalico(s Situation) Finding {
 	}
 	switch {
 	case a.Handle != "" && !a.isOf(p):
-		return Finding{Verdict: Never, Reason: fmt.Sprintf("by Calico's IPAM %s has it", a), Remedy: a.remedy()}
+		return s.taken()
 	case a.Handle != "":
 		return fenceAllocated(s, name)
 	case node != "":
@@ -177,7 +181,9 @@ func fenceCalico(s Situation) Finding {
 	}
 	s.Nodes, s.Agent = withAll(s.Nodes), nil
 	f := everyone(s, fmt.Sprintf("the node of pod %s is unknown", name),
-		func(node string) bool { return s.Nodes[node].settled(s.Now) && s.contacted(node, a.Since) })
+		func(node string) bool {
+			return s.Nodes[node].settled(s.Now) && s.contacted(node, a.Since.Add(addWithin))
+		})
 	if f.Verdict == Wait {
 		f.Contact, f.Until = slices.Sorted(maps.Keys(s.Nodes)), s.Now.Add(contactEvery)
 	} else if f.Verdict == Yes {
@@ -187,12 +193,31 @@ func fenceCalico(s Situation) Finding {
 	return f
 }
 
+// taken is for an address that another pod has by Calico's IPAM. If that pod has no node, its allocation is that of an
+// earlier pod of its name, or comes from a backup. Calico frees none while such a pod waits.
+func (s Situation) taken() Finding {
+	if s.Holder.alive() && s.Holder.Node == "" {
+		f := fenceAllocated(s, s.Allocation.Namespace+"/"+s.Allocation.Pod)
+		if f.Frees {
+			f.If = append(f.If, Check{There: s.Holder})
+		}
+		return f
+	}
+	return Finding{Verdict: Never, Reason: fmt.Sprintf("by Calico's IPAM %s has it", s.Allocation),
+		Remedy: s.Allocation.remedy(), Until: s.Now.Add(stuckAfter)}
+}
+
 // ended returns when the pod of an address was seen to end, zero if it was not.
 func (s Situation) ended() time.Time {
 	if s.End == nil {
 		return time.Time{}
 	}
 	return s.End.At
+}
+
+// started reports whether the pod of an address is known to have started, so that no ADD of it is under way.
+func (s Situation) started() bool {
+	return s.End != nil && s.End.Started || s.IP.StatusUID == s.IP.PodUID && s.IP.Phase == Bound
 }
 
 // withAll returns nodes of which each counts, since every node can have addresses of Calico's.
@@ -250,10 +275,16 @@ func fenceFreed(s Situation, name, node string, end time.Time) Finding {
 	case !n.Ready:
 		return Finding{Verdict: Never, Remedy: offRemedy, Reason: fmt.Sprintf("Calico may have freed the address of pod %s, "+
 			"which may still run on node %s, which is not Ready", name, node)}
-	case !end.IsZero() && a.Since.Sub(end) < deletedBy && n.ReadySince.Before(end):
+	case s.started() && !end.IsZero() && !s.End.Predates && a.Since.Sub(end) < deletedBy && n.ReadySince.Before(end):
 		return Finding{Reason: fmt.Sprintf("node %s has freed the address of pod %s", node, name)}
 	}
 	since := a.Since
+	if !s.started() {
+		if since = since.Add(addWithin); s.Now.Before(since) {
+			return Finding{Verdict: Wait, Until: since, Reason: fmt.Sprintf(
+				"pod %s was deleted before it had started, and node %s may be about to give it the address", name, node)}
+		}
+	}
 	if n.settled(s.Now) && s.contacted(node, since) {
 		return Finding{Reason: fmt.Sprintf("node %s is in contact, and the address of pod %s is free", node, name),
 			If: append(s.podGone(), Check{Free: s.IP.Addr})}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 )
@@ -95,13 +96,38 @@ func (w *world) handleOf(uid UID) string {
 	return fmt.Sprintf("%s.%d", uid, w.n)
 }
 
+// reading is an ADD of Calico's plugin that has read a pod.
+type reading struct{ pod, is Pod }
+
 // calicoAdds is an ADD of Calico's plugin. It reads the pod by its name, as the API server has it, and asks for the
-// addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them.
+// addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them. The first
+// ADD of a pod may take long: that a sandbox crashes while its pod is deleted by force, just before its node is cut off,
+// is left out.
 func (w *world) calicoAdds(n *node, p Pod) {
 	is, exists := w.pods.objs[p.Name]
 	if !n.kubelet || !exists {
 		return
 	}
+	if !w.calm && !is.ReportedIP.IsValid() && w.some(40) {
+		w.logf("%s: an ADD of %s %s begins", n.name, p.Name, p.UID)
+		n.adds = append(n.adds, reading{p, is})
+		return
+	}
+	w.calicoAllocates(n, p, is)
+}
+
+// calicoGoesOn is an ADD that goes on, for as long as one can.
+func (w *world) calicoGoesOn(n *node) {
+	for _, add := range n.adds {
+		if n.on && n.kubelet && n.sandboxes[add.pod.UID] == nil {
+			w.calicoAllocates(n, add.pod, add.is)
+		}
+	}
+	n.adds = nil
+}
+
+// calicoAllocates is the rest of an ADD, for a pod as it was read.
+func (w *world) calicoAllocates(n *node, p, is Pod) {
 	if is.Assigned == nil { // an ordinary address
 		n.sandboxes[p.UID] = &sandbox{uid: p.UID}
 		n.owners[p.UID] = p
@@ -133,10 +159,20 @@ func (w *world) calicoAdds(n *node, p Pod) {
 	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: is.Assigned, handle: handle, up: is.Node == n.name}
 	n.owners[p.UID] = p
 	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
-	if is.UID == p.UID && is.Node == n.name {
-		is.ReportedIP, is.Version = is.Assigned[0].Prefix.Addr(), w.version()
-		w.pods.put(p.Name, is)
+	if now, exists := w.pods.objs[p.Name]; exists && now.UID == p.UID && now.Node == n.name {
+		now.ReportedIP, now.Version = is.Assigned[0].Prefix.Addr(), w.version()
+		w.pods.put(p.Name, now)
 	}
+}
+
+// kubeletReports is kubelet that reports the address of a pod that runs: after a restore the cluster may lack it.
+func (w *world) kubeletReports(n *node, p *Pod) {
+	s := n.sandboxes[p.UID]
+	if w.calico == nil || s == nil || len(s.has) == 0 || p.ReportedIP.IsValid() || !reflect.DeepEqual(s.has, p.Assigned) {
+		return
+	}
+	p.ReportedIP, p.Version = s.has[0].Prefix.Addr(), w.version()
+	w.pods.put(p.Name, *p)
 }
 
 // calicoDels is the DEL of a sandbox that has ended, which releases by its handle. Without the API server it fails, and
@@ -232,9 +268,11 @@ func (w *world) collects() {
 
 // blocked reports whether a pod cannot start because of an allocation of its own: its node lost the sandbox, with what
 // the runtime knew of it, before Calico's plugin had noted that the pod has the address. Calico keeps it while the pod
-// exists; once that is deleted, it is freed here.
+// exists; once that is deleted, it is freed here. So is that of an ADD which was under way during a restore, for a pod
+// that has not been placed since.
 func (w *world) blocked(p Pod) bool {
 	return w.calico != nil && !p.ReportedIP.IsValid() && slices.ContainsFunc(p.Assigned, func(a Address) bool {
-		return w.blocks[a.Prefix.Addr()].Pod == p.Name
+		is := w.blocks[a.Prefix.Addr()]
+		return is.Pod == p.Name || is.Handle != "" && w.restores > 0
 	})
 }

@@ -126,6 +126,7 @@ func (w *world) kubeletSyncs(n *node) {
 	n.view = map[UID]Pod{}
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name {
+			w.kubeletReports(n, &p)
 			n.view[p.UID] = p
 		}
 	}
@@ -204,6 +205,9 @@ func (w *world) deleteObject(n *node, uid UID) {
 // busy reports whether kubelet waits for a pod's sandbox to start.
 func (n *node) busy(uid UID) bool {
 	_, created := n.starting[uid]
+	for _, add := range n.adds {
+		created = created || add.pod.UID == uid
+	}
 	return created || n.sandboxes[uid] != nil && n.sandboxes[uid].pending
 }
 
@@ -554,7 +558,7 @@ func (w *world) goOn() {
 	all = append(all, w.workloadsAct, w.schedule)
 	if w.calico != nil {
 		for _, n := range w.nodes {
-			all = append(all, func() { w.renews(n) }, func() { w.lateDels(n) })
+			all = append(all, func() { w.renews(n) }, func() { w.lateDels(n) }, func() { w.calicoGoesOn(n) })
 		}
 	}
 	w.r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -823,6 +827,7 @@ func (w *world) forgotten(n *node) {
 
 func (w *world) powerOff(n *node) {
 	n.on, n.lost, n.unsuspecting = false, false, false
+	n.adds = nil
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		if handle := n.sandboxes[uid].handle; handle != "" {
 			n.dels = append(n.dels, handle)
@@ -1171,7 +1176,7 @@ func (w *world) rest(most int) {
 	var was string
 	enough := 4
 	if w.calico != nil { // what waits for time
-		enough = 8
+		enough = 14
 	}
 	for quiet, round := 0, 0; quiet < enough; round++ {
 		w.now = w.now.Add(40e9)
@@ -1184,6 +1189,7 @@ func (w *world) rest(most int) {
 			w.kubeletActs(n)
 			w.agentActs(n)
 			if w.calico != nil {
+				w.calicoGoesOn(n)
 				w.renews(n)
 			}
 			w.oracle()
@@ -1303,6 +1309,8 @@ func (w *world) explained() {
 		switch {
 		case exists && !pod.Terminal && pod.has(p.Addr) && p.Quarantine.Reason == "":
 		case exists && !pod.Terminal && (pod.Gated || pod.Assigned == nil): // it waits, see below
+		case exists && !pod.Terminal && w.restores > 0 && p.boundOn(pod.Node) && p.Quarantine.Reason == "":
+			// It runs with what it was told before a restore. Once it ends, the address is free.
 		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
 		case w.calico != nil && exists: // a pod that has ended has its address until it is deleted, too
 		case exists && p.conflicts():

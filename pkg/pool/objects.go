@@ -246,5 +246,9 @@ type End struct {
 	// Final says that this was its last state, so that without a node it never had one. A watch that was interrupted does
 	// not tell.
 	Final bool
-	At    time.Time
+	// Started says that it had run with an address, or had ended by its kubelet's word: no ADD of it is under way.
+	Started bool
+	// Predates says that it was made before all nodes were asked: a restore may have made Calico forget its allocation.
+	Predates bool
+	At       time.Time
 }

@@ -61,6 +61,7 @@ const (
 	contactIsRecent                  // Calico: also if the node was in contact before it was free
 	observedSinceEnd                 // Calico: what was read before the pod's end says nothing
 	offIsFreed                       // Calico: only a node that is off has its allocations freed
+	addsTakeTime                     // Calico: a pod that has not started may be about to
 	forgottenEnds                    // Calico: after a restore nodes run what the cluster has forgotten
 	rulesEnd
 )
@@ -189,6 +190,8 @@ var broke = []struct{ file, is, becomes string }{
 			Reason: fmt.Sprintf("pod %s may still`},
 	{"calico.go", `return !d.contacts[node].since.IsZero()`,
 		`return broken(forgottenEnds) || !d.contacts[node].since.IsZero()`},
+	{"calico.go", `	return s.End != nil && s.End.Started ||`,
+		`	return broken(addsTakeTime) || s.End != nil && s.End.Started ||`},
 	{"book.go", `		delete(b.allocations, a)
 	}
 	if name`, `		if !broken(observedSinceEnd) {

@@ -177,6 +177,7 @@ type node struct {
 
 	renewed time.Time // the Lease
 	dels    []string  // the handles of sandboxes that have ended, and whose DEL Calico has not had
+	adds    []reading // ADDs under way
 
 	probed map[UID]bool       // it found nobody else
 	found  map[UID]netip.Addr // what somebody else has

@@ -1,0 +1,110 @@
+package pool
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fencing is an address of mode Calico whose pod web-0 ended on node-1 a second ago, and is free since then.
+func fencing(change ...func(*Situation)) Situation {
+	s := Situation{
+		Now: noon, Nodes: map[string]Node{"node-1": {Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true}},
+		IP: &PodIP{Addr: netip.MustParseAddr("10.244.240.1"), Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "old",
+			StatusUID: "old", Phase: Bound, Node: "node-1"},
+		End:        &End{Node: "node-1", Final: true, Started: true, At: noon.Add(-time.Second)},
+		Allocation: &Allocation{At: noon, Since: noon},
+		Contacts:   map[string]contact{},
+	}
+	for _, f := range change {
+		f(&s)
+	}
+	return s
+}
+
+func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
+	is := func(pod, node string) func(*Situation) {
+		return func(s *Situation) {
+			s.Allocation.Handle, s.Allocation.Namespace, s.Allocation.Pod, s.Allocation.Node = "h", "default", pod, node
+		}
+	}
+	node := func(change func(*Node)) func(*Situation) {
+		return func(s *Situation) {
+			n := s.Nodes["node-1"]
+			change(&n)
+			s.Nodes["node-1"] = n
+		}
+	}
+	lost := node(func(n *Node) { n.Ready = false })
+	off := node(func(n *Node) { n.Ready, n.Off = false, true })
+	deleted := func(s *Situation) { delete(s.Nodes, "node-1") }
+	late := func(s *Situation) { s.End.At = noon.Add(-time.Minute) }
+	unseen := func(s *Situation) { s.End = nil }
+	unstarted := func(s *Situation) { s.End.Started, s.IP.Phase, s.IP.StatusUID = false, "", "" }
+	since := func(d time.Duration) func(*Situation) {
+		return func(s *Situation) { s.Allocation.Since = noon.Add(-d) }
+	}
+	contacted := func(d time.Duration) func(*Situation) {
+		return func(s *Situation) { s.Contacts["node-1"] = contact{since: noon.Add(-d)} }
+	}
+	for name, c := range map[string]struct {
+		in      []func(*Situation)
+		verdict Verdict
+		frees   bool
+		says    string
+	}{
+		"free at once":                    {nil, Yes, false, "has freed the address"},
+		"not asked":                       {[]func(*Situation){func(s *Situation) { s.Allocation = nil }}, Wait, false, "not been asked"},
+		"asked long ago":                  {[]func(*Situation){func(s *Situation) { s.Allocation.At = noon.Add(-time.Minute) }}, Wait, false, "not been asked"},
+		"the pod exists, and failed":      {[]func(*Situation){func(s *Situation) { s.Pod = &Pod{UID: "old", Terminal: true} }}, Wait, false, "still exists"},
+		"free, and the node is lost":      {[]func(*Situation){lost}, Never, false, "Calico may have freed"},
+		"free, and the node is off":       {[]func(*Situation){off}, Yes, false, "out of service"},
+		"free, and deleted":               {[]func(*Situation){deleted}, Yes, false, "is deleted"},
+		"free, but it predates a restore": {[]func(*Situation){func(s *Situation) { s.End.Predates = true }}, Wait, false, "has to be in contact"},
+		"free late":                       {[]func(*Situation){late}, Wait, false, "has to be in contact"},
+		"free late, contact before":       {[]func(*Situation){late, since(20 * time.Second), contacted(30 * time.Second)}, Wait, false, "in contact"},
+		"free late, contact since":        {[]func(*Situation){late, since(20 * time.Second), contacted(10 * time.Second)}, Yes, false, "is in contact"},
+		"the same, Ready just now": {[]func(*Situation){late, since(20 * time.Second), contacted(10 * time.Second),
+			node(func(n *Node) { n.ReadySince = noon.Add(-30 * time.Second) })}, Wait, false, "in contact"},
+		"its end was not seen": {[]func(*Situation){unseen, since(20 * time.Second), contacted(10 * time.Second)}, Yes, false, "is in contact"},
+		"it had not started":   {[]func(*Situation){unstarted}, Wait, false, "before it had started"},
+		"it had not started, long ago": {[]func(*Situation){unstarted, late, since(3 * time.Minute), contacted(30 * time.Second)},
+			Yes, false, "is in contact"},
+		"never had a node":          {[]func(*Situation){unstarted, func(s *Situation) { s.End.Node, s.IP.Node = "", "" }}, Yes, false, "never had a node"},
+		"its own":                   {[]func(*Situation){is("web-0", "node-1")}, Wait, false, "has not freed"},
+		"its own, and lost":         {[]func(*Situation){is("web-0", "node-1"), lost}, Never, false, "may still run"},
+		"its own, and off":          {[]func(*Situation){is("web-0", "node-1"), off}, Wait, true, "out of service"},
+		"its own, and deleted":      {[]func(*Situation){is("web-0", "node-1"), deleted}, Wait, true, "is deleted"},
+		"its own, and abandoned":    {[]func(*Situation){is("web-0", "node-1"), since(3 * time.Minute), contacted(time.Minute)}, Wait, true, "has not freed"},
+		"its own, without contact":  {[]func(*Situation){is("web-0", "node-1"), since(3 * time.Minute)}, Wait, false, "has not freed"},
+		"another pod's":             {[]func(*Situation){is("thief", "node-2")}, Never, false, "pod default/thief has it"},
+		"another's, once it was ok": {[]func(*Situation){is("thief", "node-2"), func(s *Situation) { s.IP.Phase = Retained }}, Never, false, "thief"},
+	} {
+		f := Fence(fencing(c.in...))
+		if f.Verdict != c.verdict || f.Frees != c.frees || !strings.Contains(f.Reason, c.says) {
+			t.Errorf("%s: %+v", name, f)
+		}
+		if f.Verdict == Never && f.Remedy == "" || f.Frees && len(f.If) == 0 {
+			t.Errorf("%s: what is to be done is missing: %+v", name, f)
+		}
+	}
+}
+
+// Until a pod's end was seen, that its address is free says nothing: its ADD may come yet.
+func TestWhatCalicoSaidBeforeThePodsEndSaysNothing(t *testing.T) {
+	b := NewBook(Audit{Version: "1", Mark: noon})
+	a := netip.MustParseAddr("10.244.240.1")
+	b.SetNode(Node{Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true})
+	b.SetPodIP(PodIP{Addr: a, Version: "1", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u"})
+	b.SetAllocation(a, Allocation{At: noon})
+	b.SetPod(Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Created: noon})
+	b.RemovePod("u", true, noon)
+	if f := b.Fence(b.PodIP(a), noon); f.Verdict == Yes || !b.ToObserve(a) {
+		t.Errorf("%+v", f)
+	}
+	b.SetAllocation(a, Allocation{At: noon})
+	if f := b.Fence(b.PodIP(a), noon); f.Verdict != Yes {
+		t.Errorf("asked since: %+v", f)
+	}
+}
