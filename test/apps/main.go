@@ -1,7 +1,7 @@
 // Apps runs real software, whose members know each other by address, on a real Kubernetes of three nodes, as the
 // manifests in deploy/examples describe it: first without stayput, where it is shown to break, then with it. All pods
-// are deleted at once, a rollout restarts them, a node loses power, then all do, and a node is drained, while clients go
-// on writing.
+// are deleted at once, a rollout restarts them, a node loses power, then all do, and a node is drained, while clients
+// go on writing.
 //
 //	main.go   the program, and what it prints
 //	act.go    what happens to the pods of an application, and what became of it
