@@ -12,8 +12,8 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 export CGO_ENABLED := 0
 
 .PHONY: all build image release publish github-release release-check \
-	manifests test lab vet demo chaos chaos-routed flannel long conformance compat apps calico crio multus cert-manager \
-	bench bench-cluster fuzz fuzz-model clean
+	manifests test lab vet demo chaos chaos-routed flannel long conformance compat apps calico calico-ipam crio multus \
+	cert-manager bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -147,10 +147,14 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
 
+calico-ipam: ## a cluster of Calico alone, with its own IPAM: 8 min, and 10 more the first time
+	$(GO) run ./test/lab/cmd/labbuild calico-ipam
+	$(GO) test -count=1 -v -timeout 60m -tags calico -run CalicoIPAM ./test/cluster
+
 long: ## cluster tests that make test leaves out: upgrades, a thousand pods, webhook to policies, Kruise's and Spiderpool's words
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
-		-run 'Upgrade|ManyPodsAtOnce|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
+		-run 'Upgrade|ManyPodsAtOnce|PodWithoutRoom|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
 
 multus: ## retained addresses and those of pools behind multus, thin and thick, on a cluster; 6 min
 	$(GO) run ./test/lab/cmd/labbuild

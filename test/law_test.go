@@ -96,9 +96,13 @@ var law = []rule{
 		uses:  []string{"pkg/api", "pkg/home", "pkg/httplimit", "pkg/placement/gate"},
 		never: addresses,
 	},
+	{pkg: "pkg/placement/calico", uses: []string{"pkg/pool"}, never: addresses},
 	{
-		pkg:   "pkg/placement/podip",
-		uses:  []string{"pkg/retention", "pkg/api", "pkg/home", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate"},
+		pkg: "pkg/placement/podip",
+		uses: []string{
+			"pkg/retention", "pkg/api", "pkg/home", "pkg/pool", "pkg/placement/calico", "pkg/placement/cluster",
+			"pkg/placement/gate",
+		},
 		never: addresses,
 	},
 	{

@@ -60,13 +60,20 @@ var policies = []struct {
 		"a pod that is created right after its namespace names pools can start without an address of them", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may report pool addresses for other nodes",
 		LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-calico",
+		"the controller may write more of Calico's IPAM than necessary", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-calico-addresses",
+		"any author of a pod may take addresses of pools of mode Calico", LevelFail},
 }
 
 // policiesOfPools are there only if pools are enabled, and must be if there are pools.
 var policiesOfPools = []string{home.PolicyGatePools, home.PolicyDefaultPools, "stayput-agent-pools"}
 
+// policiesOfCalico are there only if pools of mode Calico are, and must be if there is one.
+var policiesOfCalico = []string{"stayput-calico", "stayput-calico-addresses"}
+
 // policiesOfAgents are there only if agents are installed.
-var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}
+var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent", "stayput-agent-pools"}
 
 // gatePolicies are those that gate pods. They are not there if something else does.
 var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools,
@@ -95,6 +102,12 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
 			case apierrors.IsNotFound(err) && is.nodesOnly && slices.Contains(policiesOfAgents, p.name):
+			case apierrors.IsNotFound(err) && slices.Contains(policiesOfCalico, p.name):
+				if slices.ContainsFunc(pooled, func(o stayputv1alpha1.PodIPPool) bool {
+					return o.Spec.Mode == stayputv1alpha1.ModeCalico
+				}) {
+					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, calicoWanted)
+				}
 			case apierrors.IsNotFound(err) && slices.Contains(policiesOfPools, p.name):
 				if len(pooled) > 0 {
 					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, poolsWanted)

@@ -44,7 +44,9 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 	found := func(args []string, missing func(kind, name string) bool) (bad []Finding) {
 		objects := deployed(args, nil)
 		if pooled {
-			objects = append(objects, aPool())
+			calico := aPool()
+			calico.Name, calico.Spec.Mode = "calico", stayputv1alpha1.ModeCalico
+			objects = append(objects, aPool(), calico)
 		}
 		for _, p := range policies {
 			for _, kind := range []string{p.kind, p.kind + "Binding"} {
@@ -73,8 +75,11 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
 			bad := found(nominating, func(k, n string) bool { return k == kind && n == p.name })
 			todo := reinstall
-			if slices.Contains(policiesOfPools, p.name) {
+			switch {
+			case slices.Contains(policiesOfPools, p.name):
 				todo = poolsWanted
+			case slices.Contains(policiesOfCalico, p.name):
+				todo = calicoWanted
 			}
 			if len(bad) != 1 || bad[0].Level != p.missing || bad[0].Todo != todo ||
 				!strings.HasPrefix(bad[0].Text, kind+" "+p.name+" is missing: ") {
@@ -83,12 +88,13 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 		}
 	}
 	pooled = false
-	if bad := found(nominating, func(_, n string) bool { return slices.Contains(policiesOfPools, n) }); len(bad) > 0 {
+	ofPools := slices.Concat(policiesOfPools, policiesOfCalico)
+	if bad := found(nominating, func(_, n string) bool { return slices.Contains(ofPools, n) }); len(bad) > 0 {
 		t.Errorf("without pools, and what they take: %+v", bad)
 	}
 	nodesOnly = true
 	if bad := found(nominating, func(_, n string) bool {
-		return slices.Contains(policiesOfAgents, n) || slices.Contains(policiesOfPools, n)
+		return slices.Contains(policiesOfAgents, n) || slices.Contains(ofPools, n)
 	}); len(bad) > 0 {
 		t.Errorf("without agents, and what is theirs: %+v", bad)
 	}

@@ -18,6 +18,9 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
+// calicoWanted is the same for pools of mode Calico.
+const calicoWanted = "set pools.calico in the Helm chart"
+
 // poolsWanted is what to do if pools are there without what they take.
 const poolsWanted = "set pools.enabled in the Helm chart, or apply deploy/pools.yaml and " +
 	"deploy/pools-gate-policies.yaml"

@@ -38,6 +38,7 @@ type surroundings struct {
 	nodes       []corev1.Node
 	networks    map[string][]string // names of known networks' DaemonSets that have a pod on a node, by node
 	calicoIPAM  string              // the IPAM plugin of Calico or canal, empty if it is unknown
+	calicoLacks string              // why there can be no pool of mode Calico, empty if there can
 	ciliumIPAM  string              // Cilium's IPAM mode, empty if it is unknown
 	ciliumChain string              // the kind of plugin that Cilium is chained to, empty if there is none
 	unread      []Finding
@@ -149,6 +150,9 @@ func (s *surroundings) readSettings(ctx context.Context, k client.Client) error 
 			s.calicoIPAM = found[1]
 		}
 	}
+	lacks, err := readCalico(ctx, k)
+	s.calicoLacks = lacks
+	errs = append(errs, err)
 	data, err := get("cilium-config")
 	errs = append(errs, err)
 	s.ciliumIPAM = data["ipam"]
@@ -169,6 +173,37 @@ func (s *surroundings) readSettings(ctx context.Context, k client.Client) error 
 	return errors.Join(errs...)
 }
 
+// readCalico says why there can be no pool of mode Calico in a cluster that has Calico's IPAM, empty if there can.
+func readCalico(ctx context.Context, k client.Client) (lacks string, err error) {
+	for _, api := range []struct{ version, config string }{
+		{"crd.projectcalico.org/v1", "IPAMConfig"}, {"projectcalico.org/v3", "IPAMConfiguration"},
+	} {
+		pools := &unstructured.UnstructuredList{}
+		pools.SetAPIVersion(api.version)
+		pools.SetKind("IPPoolList")
+		err := k.List(ctx, pools)
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return "", rightTo("list Calico's IPPools", err)
+		}
+		config := object(api.version, api.config)
+		err = k.Get(ctx, types.NamespacedName{Name: "default"}, config)
+		strict, _, _ := unstructured.NestedBool(config.Object, "spec", "strictAffinity")
+		switch {
+		case client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err):
+			return "", rightTo("get Calico's "+api.config, err)
+		case len(pools.Items) == 0:
+			return "has no IPPool", nil
+		case strict:
+			return "has strictAffinity, by which no pod can take its address to another node", nil
+		}
+		return "", nil
+	}
+	return "keeps its data in an etcd of its own", nil
+}
+
 // Whether a pod's address can be kept on a network.
 type verdict int
 
@@ -176,6 +211,7 @@ const (
 	unsure verdict = iota
 	keeps
 	never
+	poolsOnly // those of pools of mode Calico
 )
 
 // network is what runs the CNI plugin of a node's pods.
@@ -248,8 +284,10 @@ func (s *surroundings) network(node *corev1.Node) network {
 		switch gke := strings.Contains(node.Status.NodeInfo.KubeletVersion, "-gke."); {
 		case s.calicoIPAM == "host-local", s.calicoIPAM == "" && gke:
 			n.name, n.verdict = "Calico with host-local", keeps
+		case s.calicoIPAM == "calico-ipam" && s.calicoLacks != "":
+			n.name, n.verdict, n.why = "Calico's own IPAM", never, s.calicoLacks
 		case s.calicoIPAM == "calico-ipam":
-			n.name, n.verdict, n.why = "Calico's own IPAM", never, ownIPAM
+			n.name, n.verdict = "Calico's own IPAM", poolsOnly
 		case s.calicoIPAM != "":
 			n.verdict, n.why = never, "uses the IPAM plugin "+s.calicoIPAM
 		default:
@@ -292,7 +330,11 @@ const helmInstall = "helm install stayput deploy/chart --namespace stayput-syste
 func (s *surroundings) install() string {
 	command := helmInstall
 	set := func(value string) { command += " --set " + value }
-	if kept := s.kept(); len(kept[keeps])+len(kept[unsure]) == 0 {
+	kept := s.kept()
+	if len(kept[poolsOnly]) > 0 {
+		set("pools.enabled=true,pools.calico=true")
+	}
+	if len(kept[keeps])+len(kept[unsure]) == 0 {
 		set("agent.enabled=false")
 	} else if platform := s.platform(); platform != "" {
 		set("platform=" + platform)
@@ -456,6 +498,9 @@ func findNetwork(n network) []Finding {
 	switch n.verdict {
 	case keeps:
 		return finding(check, LevelOK, n.name+" allocates addresses with host-local: pods can keep their addresses", "")
+	case poolsOnly:
+		return finding(check, LevelOK, n.name+": pods can keep their addresses: a pool of mode Calico",
+			"create a PodIPPool of mode Calico; see docs/calico.md")
 	case never:
 		return finding(check, LevelWarn, n.name+" "+n.why+": pods cannot keep their addresses", "see docs/networks.md")
 	}
@@ -475,7 +520,7 @@ func (s *surroundings) findMultus(node *corev1.Node) []Finding {
 func (s *surroundings) summary() []Finding {
 	f := findings{check: "summary"}
 	kept := s.kept()
-	with := len(kept[keeps]) + len(kept[never]) + len(kept[unsure])
+	with := len(kept[keeps]) + len(kept[never]) + len(kept[unsure]) + len(kept[poolsOnly])
 	all := count(with, "node", "nodes")
 	f.add(LevelOK, "pods keep their nodes on any network", "")
 	const without = "install with agent.enabled=false, for which nothing runs on the nodes"
@@ -484,13 +529,15 @@ func (s *surroundings) summary() []Finding {
 		f.warn("the cluster has no nodes", "")
 	case with == 0:
 		f.warn("pods keep their addresses on no node: an agent can run on none", without)
-	case len(kept[keeps]) == with:
+	case len(kept[poolsOnly]) == with:
+		f.add(LevelOK, "pods of pools of mode Calico keep their addresses on "+all, "")
+	case len(kept[keeps])+len(kept[poolsOnly]) == with:
 		f.add(LevelOK, "pods keep their addresses on "+all, "")
 	case len(kept[never]) == with:
 		f.warn("pods keep their addresses on none of "+all, without)
 	default:
 		f.warn(fmt.Sprintf("pods keep their addresses on %d of %s; uncertain on %d",
-			len(kept[keeps]), all, len(kept[unsure])), "")
+			len(kept[keeps])+len(kept[poolsOnly]), all, len(kept[unsure])), "")
 	}
 	return f.all
 }

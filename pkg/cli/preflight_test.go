@@ -98,7 +98,13 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"Calico": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
 				calicoIPAM: "calico-ipam"},
-			[]string{"WARN  node-1: network: Calico's own IPAM allocates addresses", "WARN  summary: ",
+			[]string{"OK    node-1: network: Calico's own IPAM: pods can keep their addresses: a pool of mode Calico",
+				"OK    summary: pods of pools of mode Calico keep their addresses on 1 node",
+				"  " + helmInstall + " --set pools.enabled=true,pools.calico=true --set agent.enabled=false"}, 0},
+		"Calico with strictAffinity": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
+				calicoIPAM: "calico-ipam", calicoLacks: "has strictAffinity"},
+			[]string{"WARN  node-1: network: Calico's own IPAM has strictAffinity: pods cannot keep", "WARN  summary: ",
 				"  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"Calico, its IPAM unknown": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node")},

@@ -105,7 +105,13 @@ func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, er
 		if !ok {
 			return nil, fmt.Errorf("%s: expected an object", path)
 		}
-		a, of, on, err := parsePoolAddress(object{path, m})
+		o := object{path, m}
+		if mode, _ := o.str("mode"); mode == "Calico" { // another plugin gives it, to another interface
+			if on, _ := o.str("interface"); on != ifname {
+				continue
+			}
+		}
+		a, of, on, err := parsePoolAddress(o)
 		switch {
 		case err != nil:
 			return nil, err

@@ -175,15 +175,21 @@ func (d recall) missing() Plan {
 	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
 		"every node is asked first which addresses it has"
 	if f := d.answered(why); f.Verdict != Yes {
-		return Plan{Reason: f.Reason, Remedy: f.Remedy}
+		return Plan{Reason: f.Reason, Remedy: f.Remedy, Contact: f.Contact, Until: f.Until}
 	}
 	return Plan{Reason: why}
 }
 
 // answered reports whether each node has answered.
 func (d recall) answered(why string) Finding {
-	return everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: d.audit.Epoch, Agent: d.hadAgent}, why,
+	reached := d.reached(why)
+	if reached.Verdict != Yes {
+		return reached
+	}
+	f := everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: d.audit.Epoch, Agent: d.hadAgent}, why,
 		func(node string) bool { return d.reports[node].Round >= d.audit.Epoch })
+	f.If = append(f.If, reached.If...)
+	return f
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and

@@ -25,7 +25,8 @@ func NewBook(r Audit) *Book {
 			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
 			pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
 			unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
-			reports: map[string]Report{}, held: map[UID][]string{},
+			reports: map[string]Report{}, held: map[UID][]string{}, allocations: map[netip.Addr]Allocation{},
+			contacts: map[string]contact{},
 		},
 		lines:   lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}},
 		pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
@@ -37,16 +38,16 @@ func NewBook(r Audit) *Book {
 func (b *Book) SetPool(p Pool) {
 	old := b.pools[p.Name]
 	defer b.wake(KeyOfPool(p.Name))
-	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting ||
+	if old == nil || old.Revision != p.Revision || old.Deleting != p.Deleting || old.Unready != p.Unready ||
 		(old.Invalid == nil) != (p.Invalid == nil) {
-		defer b.wakeChanged(p.Name)
+		defer b.wakeChanged()
 	}
 	if old != nil && slices.Equal(old.Range.Set.spans, p.Range.Set.spans) {
 		old.Pool = p
 		return
 	}
 	s := &stock{Pool: p, fresh: p.Range.Set.clone(), reserved: map[netip.Addr]time.Time{}, in: map[netip.Addr]bool{},
-		out: map[netip.Addr]bool{}}
+		out: map[netip.Addr]bool{}, withheld: map[netip.Addr]bool{}}
 	if old != nil {
 		s.last, s.lastAt = old.last, old.lastAt
 	}
@@ -54,13 +55,18 @@ func (b *Book) SetPool(p Pool) {
 	for _, ip := range b.ips {
 		s.take(ip)
 	}
+	for a, is := range b.allocations {
+		if is.Handle != "" && b.ips[a] == nil {
+			s.withhold(a)
+		}
+	}
 	b.lines.stir(p.Name)
 }
 
 // RemovePool takes a pool out.
 func (b *Book) RemovePool(name string) {
 	delete(b.pools, name)
-	b.wakeChanged(name)
+	b.wakeChanged()
 }
 
 // SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller ensures that no older version
@@ -83,7 +89,9 @@ func (b *Book) SetPodIP(p PodIP) {
 		b.byWorkload.add(p.WorkloadKey(), p.Addr)
 	}
 	b.ips[p.Addr] = &p
-	b.used[p.Node]++
+	if p.Mode != Calico { // of which no agent knows
+		b.used[p.Node]++
+	}
 	if p.Quarantine.Reason != "" || p.machine() != "" {
 		b.disputes[p.Addr] = &p
 	}
@@ -108,6 +116,7 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 	b.unindex(p)
 	delete(b.ips, a)
 	delete(b.silent, a)
+	delete(b.allocations, a)
 	if p.Conflict != "" {
 		b.wakeDisputed(p.Pool)
 	}
@@ -124,6 +133,9 @@ func (b *Book) unindex(p *PodIP) {
 	drop(b.owned, p.owner(), p.Addr)
 	delete(b.disputes, p.Addr)
 	b.byWorkload.remove(p.WorkloadKey(), p.Addr)
+	if p.Mode == Calico {
+		return
+	}
 	if b.used[p.Node]--; b.used[p.Node] == 0 {
 		delete(b.used, p.Node)
 	}
@@ -188,6 +200,9 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 	b.untell(p)
 	b.StopWaiting(uid)
 	delete(b.pods, uid)
+	for _, a := range b.given[uid] { // what was said of it before its end proves nothing
+		delete(b.allocations, a)
+	}
 	if name := (Owner{Namespace: p.Namespace, Pod: p.Name}); b.named[name] == uid {
 		delete(b.named, name)
 	}

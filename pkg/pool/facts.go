@@ -29,6 +29,9 @@ type facts struct {
 	used    map[string]int // how many PodIPs name a node
 	reports map[string]Report
 	held    map[UID][]string // the nodes that say that they have the pod
+	// allocations are what Calico's IPAM has said of addresses, contacts of what tells when nodes reached the API server.
+	allocations map[netip.Addr]Allocation
+	contacts    map[string]contact
 }
 
 // Pool returns what is known of a pool, nil if it is unknown.

@@ -30,6 +30,11 @@ type Finding struct {
 	If []Check
 	// Ask says that no proof will come unless all nodes are asked for the pod.
 	Ask bool
+	// Frees says that Calico's allocation is to be freed, if If holds: nothing else will.
+	Frees bool
+	// Contact are nodes whose Leases may bring the proof, and Until is when to look again, zero if a change tells.
+	Contact []string
+	Until   time.Time
 }
 
 // Situation is all that the fence depends on.
@@ -49,6 +54,9 @@ type Situation struct {
 	// Agent reports whether a node has ever answered, or had an address, nil if that is not known. Where agents are wanted
 	// may have changed since: such a node is asked like any other.
 	Agent func(node string) bool
+	// Allocation is what Calico's IPAM says of the address, nil if it was not asked, and Contacts are those of nodes.
+	Allocation *Allocation
+	Contacts   map[string]contact
 }
 
 // Fence returns what the fence says of an address.
@@ -59,7 +67,10 @@ func (f *facts) Fence(p *PodIP, now time.Time) Finding {
 func (f *facts) situation(p *PodIP, now time.Time) Situation {
 	s := Situation{
 		Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Reports: f.reports, Asked: f.audit.Asked[p.PodUID],
-		Held: f.holders(p.PodUID), Agent: f.hadAgent,
+		Held: f.holders(p.PodUID), Agent: f.hadAgent, Contacts: f.contacts,
+	}
+	if a, ok := f.allocations[p.Addr]; ok {
+		s.Allocation = &a
 	}
 	if end, ok := f.ends[p.PodUID]; ok {
 		s.End = &end
@@ -86,6 +97,8 @@ func Fence(s Situation) Finding {
 	p := s.IP
 	name := p.Namespace + "/" + p.PodName
 	switch {
+	case p.Mode == Calico:
+		return fenceCalico(s)
 	case s.Pod.alive():
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
 	case p.gone() && s.believed():

@@ -852,6 +852,7 @@ type one struct {
 	nodes []string
 	audit Audit
 	seen  Audit
+	alloc Allocation
 	err   error
 }
 
@@ -860,7 +861,10 @@ func (o one) Node(context.Context, string) (*Node, error)       { return o.node,
 func (o one) Nodes(context.Context) ([]string, error)           { return o.nodes, o.err }
 func (o one) Seen() Audit                                       { return o.seen }
 func (o one) Audit(context.Context) (Audit, error)              { return o.audit, o.err }
-func (o one) Now() time.Time                                    { return noon }
+func (o one) Allocation(context.Context, netip.Addr) (Allocation, error) {
+	return o.alloc, o.err
+}
+func (o one) Now() time.Time { return noon }
 
 func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 	a, known := &Pod{UID: "a"}, &Audit{Version: "1", Mark: noon.Add(-time.Minute), Term: 7, Marks: 3}

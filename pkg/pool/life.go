@@ -97,22 +97,20 @@ func (d *reviewing) plan() Plan {
 	switch {
 	case d.surplus():
 		return d.end("its pod has other addresses", nil)
+	case pod.alive() && p.Mode == Calico && pod.ReportedIP.IsValid() && pod.has(p.Addr) && !p.boundOn(pod.Node):
+		again := *p
+		again.Phase, again.StatusUID, again.Node, again.Since = Bound, pod.UID, pod.Node, d.now
+		return Plan{Writes: []Write{StatusIP{PodIP: again}}}
 	case pod.alive():
 		return Plan{}
 	}
 	f := d.Fence(p, d.now)
 	if f.Verdict != Yes {
-		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
-		if f.Ask {
-			plan.Writes = []Write{d.audit.askFor(p, d.now)}
-		}
-		return plan
+		return d.awaited(f, "")
 	}
-	switch pool := d.pools[p.Pool]; {
+	switch {
 	case p.Deleting, p.Release:
 		return d.end("it was released", f.If)
-	case pool != nil && pool.Deleting:
-		return d.end("its pool is being deleted", f.If)
 	case d.superseded():
 		return d.end("its pod has other addresses", f.If)
 	}
@@ -134,6 +132,18 @@ func (d *reviewing) plan() Plan {
 	again.Phase, again.StatusUID, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
 	again.PodCIDR = netip.Prefix{}
 	return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
+}
+
+// awaited is what to do about an address whose pod may still have it, by what the fence says.
+func (d *reviewing) awaited(f Finding, why string) Plan {
+	plan := Plan{Reason: why + f.Reason, Remedy: f.Remedy, Until: f.Until, Contact: f.Contact}
+	switch {
+	case f.Frees:
+		plan.Writes = []Write{FreeAllocation{Addr: d.addr, Allocation: d.allocations[d.addr], If: f.If}}
+	case f.Ask:
+		plan.Writes = []Write{d.audit.askFor(d.ip, d.now)}
+	}
+	return plan
 }
 
 // quarantinedFor is how long no pod gets an address that another machine has.
@@ -227,10 +237,8 @@ func (d *reviewing) quarantined() Plan {
 			return Plan{Reason: why, Writes: []Write{endPod(pod)}}
 		case pod.alive() && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
-		case f.Verdict != Yes && f.Ask:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{d.audit.askFor(p, d.now)}}
 		case f.Verdict != Yes:
-			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy}
+			return d.awaited(f, why+"; ")
 		}
 		checks = append(checks, f.If...)
 		delete(heirs, p.PodUID)
@@ -344,8 +352,9 @@ func (d *reviewing) end(why string, checks []Check) Plan {
 	return Plan{Reason: why, Writes: []Write{DeleteIP{PodIP: *p, If: checks}}}
 }
 
-// ReviewPool takes the finalizer off a pool that is being deleted and has no PodIPs. A pool that has PodIPs and has
-// lost its finalizer gets it back.
+// ReviewPool takes the finalizer off a pool that is being deleted and has no PodIPs. Until then its pods keep their
+// addresses, also when they are created again: a deletion cannot be taken back. A pool that has PodIPs and has lost its
+// finalizer gets it back.
 func (b *Book) ReviewPool(name string) Plan {
 	s := b.pools[name]
 	switch {

@@ -61,6 +61,9 @@ func (w *world) workloadsAct() {
 			w.pods.del(key)
 		}
 	}
+	if w.calico != nil && (w.calm || w.some(50)) {
+		w.collects()
+	}
 	for _, n := range w.nodes {
 		if n.orphan && (w.calm || w.some(50)) {
 			n.orphan = false
@@ -68,7 +71,9 @@ func (w *world) workloadsAct() {
 		}
 		host, exists := w.hosts.objs[n.name]
 		if ready := n.on && n.kubelet; exists && host.Ready != ready && (w.calm || w.some(50)) {
-			host.Ready = ready
+			if host.Ready = ready; ready {
+				host.ReadySince = w.now
+			}
 			w.hosts.put(n.name, host)
 		}
 	}
@@ -81,7 +86,7 @@ func (w *world) makePod(wl *workload, name string) {
 		Created: w.now, Gated: true, Wants: wl.wants, Keep: wl.keep, AllocateNew: wl.fresh,
 		Workload: Workload{Kind: "StatefulSet", Name: wl.name}, Namespaced: map[string]string{"name": "default"},
 	}
-	if w.some(5) { // the policy was away
+	if w.calico == nil && w.some(5) { // the policy was away
 		p.Gated = false
 	}
 	w.pods.put(name, p)
@@ -115,7 +120,7 @@ func (w *world) kubeletSyncs(n *node) {
 		return
 	}
 	if _, exists := w.hosts.objs[n.name]; !exists {
-		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
+		w.hosts.put(n.name, Node{Name: n.name, Ready: true, ReadySince: w.now, Foreign: w.calico != nil})
 		w.logf("node %s registers", n.name)
 	}
 	n.view = map[UID]Pod{}
@@ -138,6 +143,7 @@ func (w *world) kubeletActs(n *node) {
 		case n.busy(uid): // with the pod's start
 		case p.Terminal:
 			if w.calm || w.some(60) {
+				w.calicoDels(n, uid)
 				delete(n.sandboxes, uid)
 				if p.Ending {
 					w.deleteObject(n, uid)
@@ -151,6 +157,7 @@ func (w *world) kubeletActs(n *node) {
 			}
 			if s != nil {
 				w.logf("%s: sandbox of %s ends", n.name, uid)
+				w.calicoDels(n, uid)
 				delete(n.sandboxes, uid)
 			}
 			if w.calm || w.some(60) {
@@ -169,6 +176,7 @@ func (w *world) kubeletActs(n *node) {
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		if _, wanted := n.view[uid]; !wanted && !n.busy(uid) && (w.calm || w.some(30)) {
 			w.logf("%s: sandbox of %s ends, for its pod is unknown", n.name, uid)
+			w.calicoDels(n, uid)
 			delete(n.sandboxes, uid)
 		}
 	}
@@ -221,6 +229,10 @@ func (w *world) starts(n *node) {
 
 // add is a sandbox's start: the plugin's ADD.
 func (w *world) add(n *node, p Pod) {
+	if w.calico != nil {
+		w.calicoAdds(n, p)
+		return
+	}
 	switch {
 	case p.Assigned == nil:
 		return // code 11: no address yet
@@ -258,6 +270,11 @@ func (w *world) agentActs(n *node) {
 		return
 	}
 	current := w.calm || w.some(50)
+	if w.calico != nil {
+		w.felixActs(n)
+		w.believes(n, true)
+		return
+	}
 	if current {
 		w.agentSees(n)
 	}
@@ -313,6 +330,12 @@ func (w *world) agentActs(n *node) {
 			}
 		}
 	}
+	w.believes(n, current)
+}
+
+// believes notes what a node that is wrongly said to be off, or has lost its files, has heard of the cluster: current
+// is whether it has seen the present.
+func (w *world) believes(n *node, current bool) {
 	host, exists := w.hosts.objs[n.name]
 	// Ready it is said to be for a while after kubelet was cut off.
 	back := exists && (!host.Off || host.Ready && n.kubelet)
@@ -524,6 +547,11 @@ func (w *world) goOn() {
 		all = append(all, func() { w.kubeletSyncs(n) }, func() { w.kubeletActs(n) }, func() { w.agentActs(n) })
 	}
 	all = append(all, w.workloadsAct, w.schedule)
+	if w.calico != nil {
+		for _, n := range w.nodes {
+			all = append(all, func() { w.renews(n) }, func() { w.lateDels(n) })
+		}
+	}
 	w.r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for _, f := range all {
 		if w.some(70) {
@@ -609,6 +637,9 @@ var deeds = []deed{
 		n := pickOne(w.r, w.nodes)
 		if uid := pickOne(w.r, slices.Sorted(maps.Keys(n.sandboxes))); uid != "" {
 			w.logf("%s: sandbox of %s crashes", n.name, uid)
+			if w.calico != nil && w.some(50) {
+				w.calicoDels(n, uid)
+			}
 			delete(n.sandboxes, uid)
 		}
 	}},
@@ -720,6 +751,7 @@ func (w *world) wipe(n *node) {
 	w.logf("%s: the state directory is emptied", n.name)
 	n.wiped, n.vouches, n.checked = true, false, 0
 	n.lost = n.lost || n.on
+	n.dels = nil
 	clear(n.book)
 	clear(n.barred)
 	n.seen = map[UID][]Address{}
@@ -786,6 +818,11 @@ func (w *world) forgotten(n *node) {
 
 func (w *world) powerOff(n *node) {
 	n.on, n.lost, n.unsuspecting = false, false, false
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		if handle := n.sandboxes[uid].handle; handle != "" {
+			n.dels = append(n.dels, handle)
+		}
+	}
 	clear(n.starting)
 	clear(n.sandboxes)
 	clear(n.view)
@@ -970,6 +1007,7 @@ func (w *world) backUp() {
 	b := w.api
 	b.ips.objs, b.pods.objs, b.pools.objs = maps.Clone(b.ips.objs), maps.Clone(b.pods.objs), maps.Clone(b.pools.objs)
 	b.hosts.objs, b.said.objs = maps.Clone(b.hosts.objs), maps.Clone(b.said.objs)
+	b.blocks = maps.Clone(b.blocks)
 	w.backup, w.backupAt = &b, w.now
 }
 
@@ -1058,6 +1096,7 @@ func (w *world) restoreAfter(d time.Duration) {
 	w.pools.back(w.backup.pools)
 	w.hosts.back(w.backup.hosts)
 	w.said.back(w.backup.said)
+	w.blocks = maps.Clone(w.backup.blocks)
 	w.audit = w.backup.audit
 	w.restores++
 	w.rev += 1000 // etcdutl snapshot restore --bump-revision
@@ -1125,7 +1164,11 @@ func (w *world) settle() {
 // rest has everything go its way until nothing changes any more.
 func (w *world) rest(most int) {
 	var was string
-	for quiet, round := 0, 0; quiet < 4; round++ {
+	enough := 4
+	if w.calico != nil { // what waits for time
+		enough = 8
+	}
+	for quiet, round := 0, 0; quiet < enough; round++ {
 		w.now = w.now.Add(40e9)
 		for _, n := range w.nodes {
 			w.kubeletSyncs(n)
@@ -1135,6 +1178,9 @@ func (w *world) rest(most int) {
 		for _, n := range w.nodes {
 			w.kubeletActs(n)
 			w.agentActs(n)
+			if w.calico != nil {
+				w.renews(n)
+			}
 			w.oracle()
 		}
 		for _, c := range w.controllers {
@@ -1175,6 +1221,7 @@ func (w *world) sweep(c *controller) {
 		w.watch(c, kind, 10_000)
 	}
 	do := func(plan Plan, pod string) {
+		w.contacts(c, plan.Contact)
 		if plan.Writes != nil {
 			c.jobs = append(c.jobs, &job{"", pod, plan.Writes, w.now})
 			finish()
@@ -1185,7 +1232,9 @@ func (w *world) sweep(c *controller) {
 	}
 	do(Plan{Writes: []Write{c.book.Lead(w.audit, w.Now())}}, "")
 	do(c.book.Recall(w.Now()), "")
+	w.scan(c)
 	for _, a := range c.book.Addresses() {
+		w.observe(c, a)
 		do(c.book.Review(a, w.Now(), w.wanted), "")
 	}
 	for range 10 { // a pod that waits for something else now lets those behind it go on
@@ -1250,6 +1299,7 @@ func (w *world) explained() {
 		case exists && !pod.Terminal && pod.has(p.Addr) && p.Quarantine.Reason == "":
 		case exists && !pod.Terminal && (pod.Gated || pod.Assigned == nil): // it waits, see below
 		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
+		case w.calico != nil && exists: // a pod that has ended has its address until it is deleted, too
 		case exists && p.conflicts():
 			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
 		case w.now.Before(p.Quarantine.Until): // also of a pod that has started since
@@ -1275,7 +1325,7 @@ func (w *world) explained() {
 		}
 		if !p.Gated && p.Assigned != nil {
 			n := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == p.Node })]
-			if s := n.sandboxes[p.UID]; (s == nil || !s.up) && !w.hidden(n, p) {
+			if s := n.sandboxes[p.UID]; (s == nil || !s.up) && !w.hidden(n, p) && !w.blocked(p) {
 				w.failf("pod %s %s does not run", key, p.UID)
 			}
 			for _, a := range p.Assigned {
@@ -1330,6 +1380,11 @@ func (w *world) mustWait(p Pod) bool {
 			free := r.Set.Count()
 			for _, ip := range w.ips.objs {
 				if r.Set.Contains(ip.Addr) {
+					free--
+				}
+			}
+			for a := range w.blocks { // of pods without a PodIP
+				if _, ours := w.ips.objs[a.String()]; !ours && r.Set.Contains(a) {
 					free--
 				}
 			}

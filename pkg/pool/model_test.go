@@ -21,6 +21,7 @@ var (
 	modelClocks    = flag.Bool("model.clocks", false, "histories with clocks of controllers that differ and jump")
 	modelDisks     = flag.Bool("model.disks", false, "histories with disks that are emptied, and reinstalled nodes")
 	modelStarts    = flag.Bool("model.starts", false, "histories with sandboxes that take time to start")
+	modelCalico    = flag.Bool("model.calico", false, "histories with pools of Calico's")
 	modelRestores  = flag.Bool("model.restores", false, "histories with restores that take seconds, or come twice")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
@@ -78,6 +79,7 @@ const (
 	emptyDisks         // of nodes
 	slowStarts         // of sandboxes
 	hastyRestores
+	calicoPools // all are
 )
 
 // chosen is what the flags say.
@@ -99,6 +101,8 @@ func chosen() more {
 		return slowStarts
 	case *modelRestores:
 		return hastyRestores
+	case *modelCalico:
+		return calicoPools
 	}
 	return nothingMore
 }
@@ -198,6 +202,19 @@ func TestRestoresThatTakeSecondsAreNoticed(t *testing.T) {
 	t.Logf("restores that took seconds: %d", hasty)
 }
 
+// With pools of Calico's, its garbage collection, its plugin, Felix and late DELs are actors, too.
+func TestCalicosOwnActorsDoNoHarm(t *testing.T) {
+	hands, freed, collected := 0, 0, 0
+	for w := range histories(t, 500, calicoPools) {
+		hands, freed, collected = hands+w.hands, freed+w.calico.freed, collected+w.calico.gced
+	}
+	if hands == 0 || freed == 0 || collected == 0 {
+		t.Errorf("%d addresses changed hands, %d were freed here, and %d collected on nodes that exist", hands, freed,
+			collected)
+	}
+	t.Logf("addresses that changed hands: %d; freed here: %d; collected on nodes that exist: %d", hands, freed, collected)
+}
+
 // histories yields the first n histories of a mode. The first one that fails ends the test.
 func histories(t *testing.T, n uint64, with more) iter.Seq[*world] {
 	return func(yield func(*world) bool) {
@@ -239,6 +256,10 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 		w.slow, deeds = true, append(slices.Clone(deeds), deed{5, func(w *world) { w.agentRestarts(pickOne(w.r, w.nodes)) }},
 			deed{5, func(w *world) { w.runtimeRestarts(pickOne(w.r, w.nodes)) }},
 			deed{6, func(w *world) { w.deleteStarting() }})
+	case calicoPools:
+		w.becomeCalico()
+		deeds = append(slices.Clone(deeds), deed{8, func(w *world) { w.collects() }},
+			deed{4, func(w *world) { w.reinstall(pickOne(w.r, w.nodes)) }})
 	case hastyRestores:
 		deeds = append(slices.Clone(deeds), deed{5, func(w *world) { w.restoreHastily() }})
 	case adoptedPods:
@@ -346,6 +367,11 @@ var ruleNames = map[rule]struct {
 	roomWakes:            {"roomWakes", 1, nothingMore},
 	sharersWake:          {"sharersWake", 1, nothingMore},
 	poolsWake:            {"poolsWake", 0, nothingMore},
+	collectedIsNoProof:   {"collectedIsNoProof", 138, calicoPools},
+	contactIsRecent:      {"contactIsRecent", 111, calicoPools},
+	observedSinceEnd:     {"observedSinceEnd", 3555, calicoPools},
+	offIsFreed:           {"offIsFreed", 208, calicoPools},
+	forgottenEnds:        {"forgottenEnds", 307, calicoPools},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

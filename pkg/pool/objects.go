@@ -209,6 +209,8 @@ type Address struct {
 type Node struct {
 	Name  string
 	Ready bool
+	// ReadySince is when that began, zero if it is not known.
+	ReadySince time.Time
 	// Off says that an operator has declared it off, by the taint out-of-service.
 	Off bool
 	// Foreign says that no agent is to run on it. Unless one did, it cannot have an address of a pool.
@@ -227,7 +229,9 @@ type Pool struct {
 	Revision string
 	Range    Range
 	// Invalid says why nothing can be had of the pool, the error of [Parse], nil if something can.
-	Invalid  error
+	Invalid error
+	// Unready says why no pod can start with its addresses now, empty if pods can.
+	Unready  string
 	Disabled bool
 	Deleting bool
 	Held     bool // by our finalizer

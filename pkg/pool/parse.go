@@ -12,10 +12,12 @@ import (
 // Mode is how packets find the pods of a pool.
 type Mode = v1alpha1.PodIPPoolMode
 
-// The modes: L2, all nodes are on one link; Routed, every node has a route to the node that serves the pod.
+// The modes: L2, all nodes are on one link; Routed, every node has a route to the node that serves the pod; Calico,
+// Calico's IPAM gives the address, which it reserves for the pool.
 const (
 	L2     = v1alpha1.ModeL2
 	Routed = v1alpha1.ModeRouted
+	Calico = v1alpha1.ModeCalico
 )
 
 // Route is a route that pods of the pool get.
@@ -40,6 +42,8 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: %q is not valid: expected %s", e.Field, e.Value, e.Expected)
 }
 
+const onlyL2 = "nothing with mode %s: pods use the gateway of the node that they run on"
+
 // Parse reads a pool. It reports every field that is wrong, each as a [*FieldError]. An address that no host can have
 // is never in the set. The network's own and its broadcast address are in it only if spec.addresses names them.
 func Parse(s v1alpha1.PodIPPoolSpec) (Range, error) {
@@ -48,8 +52,8 @@ func Parse(s v1alpha1.PodIPPoolSpec) (Range, error) {
 		errs = append(errs, &FieldError{field, value, fmt.Sprintf(expected, args...)})
 	}
 	r := Range{Mode: s.Mode}
-	if s.Mode != L2 && s.Mode != Routed {
-		wrong("spec.mode", string(s.Mode), "L2 or Routed")
+	if s.Mode != L2 && s.Mode != Routed && s.Mode != Calico {
+		wrong("spec.mode", string(s.Mode), "L2, Routed or Calico")
 	}
 	var err error
 	if r.Subnet, err = netip.ParsePrefix(s.Subnet); err != nil || r.Subnet != r.Subnet.Masked() ||
@@ -63,16 +67,16 @@ func Parse(s v1alpha1.PodIPPoolSpec) (Range, error) {
 		if r.Gateway, err = netip.ParseAddr(s.Gateway); err != nil || !r.Subnet.Contains(r.Gateway) {
 			wrong("spec.gateway", s.Gateway, "an address in spec.subnet, %s", r.Subnet)
 			r.Gateway = netip.Addr{}
-		} else if s.Mode == Routed {
-			wrong("spec.gateway", s.Gateway, "nothing with mode Routed: pods use the gateway of the node that they run on")
+		} else if s.Mode != L2 {
+			wrong("spec.gateway", s.Gateway, onlyL2, s.Mode)
 		}
 	}
 	for i, route := range s.Routes {
 		dst, errDst := netip.ParsePrefix(route.Destination)
 		gw, errGW := netip.ParseAddr(route.Gateway)
 		switch field := fmt.Sprintf("spec.routes[%d]", i); {
-		case s.Mode == Routed:
-			wrong(field, route.Destination, "nothing with mode Routed: pods use the gateway of the node that they run on")
+		case s.Mode != L2:
+			wrong(field, route.Destination, onlyL2, s.Mode)
 		case errDst != nil || dst != dst.Masked() || dst.Addr().Is4In6():
 			wrong(field+".dst", route.Destination, "a CIDR without host bits, such as 10.9.0.0/16")
 		case errGW != nil || gw.Is4() != dst.Addr().Is4() || !plain(gw):

@@ -87,6 +87,9 @@ func (d *placing) plan() Plan {
 	if reason != "" {
 		return Plan{Reason: reason}
 	}
+	if reason, remedy := d.unfit(slots); reason != "" {
+		return Plan{Reason: reason, Remedy: remedy}
+	}
 	for _, s := range slots {
 		c, wait := d.choose(s)
 		if wait.Reason != "" {
@@ -203,6 +206,8 @@ func (d *placing) slots() (slots []slot, reason string) {
 				return nil, fmt.Sprintf("pool %s does not exist", name)
 			case s.Invalid != nil:
 				return nil, fmt.Sprintf("pool %s is invalid: %v", name, s.Invalid)
+			case s.Unready != "":
+				return nil, fmt.Sprintf("pool %s is not ready: %s", name, s.Unready)
 			case s.Range.Subnet.Addr().Is4():
 				v4.pools = append(v4.pools, s)
 			default:
@@ -360,7 +365,11 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 			if ok {
 				p := pod.made(Address{Network: s.network, Interface: s.iface, Pool: st.Name, Mode: st.Range.Mode,
 					Prefix: netip.PrefixFrom(a, a.BitLen())})
-				return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
+				create := CreateIP{PodIP: p}
+				if p.Mode == Calico {
+					create.If = []Check{{Free: a}}
+				}
+				return choice{slot: s, ip: p, wr: create}, Plan{}
 			}
 			text = d.empty(st, 0)
 		}

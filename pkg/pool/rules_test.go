@@ -57,6 +57,11 @@ const (
 	roomWakes                        // no pod waits that could go on: an address becomes free
 	sharersWake                      // its identity has one that no pod uses any more
 	poolsWake                        // a pool gives again
+	collectedIsNoProof               // Calico: a free address of a node that is cut off may be in use
+	contactIsRecent                  // Calico: also if the node was in contact before it was free
+	observedSinceEnd                 // Calico: what was read before the pod's end says nothing
+	offIsFreed                       // Calico: only a node that is off has its allocations freed
+	forgottenEnds                    // Calico: after a restore nodes run what the cluster has forgotten
 	rulesEnd
 )
 
@@ -132,8 +137,8 @@ var broke = []struct{ file, is, becomes string }{
 	{"place.go", `	place.If = []Check{{Since: &known}}`, `	if !broken(placedSinceMark) {
 		place.If = []Check{{Since: &known}}
 	}`},
-	{"place.go", `				return choice{slot: s, ip: p, wr: CreateIP`, `				p.Held = !broken(finalizerHolds)
-				return choice{slot: s, ip: p, wr: CreateIP`},
+	{"place.go", `				create := CreateIP{PodIP: p}`, `				p.Held = !broken(finalizerHolds)
+				create := CreateIP{PodIP: p}`},
 	{"write.go", `is.older(live.Seen()) ||`, `is.older(live.Seen()) && !broken(newestMarkCounts) ||`},
 	// This rule is a second defence against what another one prevents: without that, it is broken, too.
 	{"place.go", `case d.toldTo(p.Addr, p.PodUID):`,
@@ -168,6 +173,29 @@ var broke = []struct{ file, is, becomes string }{
 	}
 	w.wakePools()
 `},
+	{"calico.go", `	case !n.Ready:
+		return Finding{Verdict: Never, Remedy: offRemedy, Reason: fmt.Sprintf("Calico may`, `	case broken(collectedIsNoProof):
+		return Finding{}
+	case !n.Ready:
+		return Finding{Verdict: Never, Remedy: offRemedy, Reason: fmt.Sprintf("Calico may`},
+	{"calico.go", `return !is.since.IsZero() && !is.since.Before(since)`,
+		`return broken(contactIsRecent) || !is.since.IsZero() && !is.since.Before(since)`},
+	{"calico.go", `	case !n.Ready:
+		return Finding{Verdict: Never, Remedy: offRemedy,
+			Reason: fmt.Sprintf("pod %s may still`, `	case !n.Ready && broken(offIsFreed):
+		return Finding{Verdict: Wait, Frees: true}
+	case !n.Ready:
+		return Finding{Verdict: Never, Remedy: offRemedy,
+			Reason: fmt.Sprintf("pod %s may still`},
+	{"calico.go", `return !d.contacts[node].since.IsZero()`,
+		`return broken(forgottenEnds) || !d.contacts[node].since.IsZero()`},
+	{"book.go", `		delete(b.allocations, a)
+	}
+	if name`, `		if !broken(observedSinceEnd) {
+			delete(b.allocations, a)
+		}
+	}
+	if name`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

@@ -18,6 +18,8 @@ type stock struct {
 	// reserved are addresses for which a write is under way.
 	reserved map[netip.Addr]time.Time
 	in, out  map[netip.Addr]bool // of its PodIPs: those in range, and those that are not
+	// withheld are those that a pod without a PodIP has, by Calico's IPAM.
+	withheld map[netip.Addr]bool
 }
 
 // freedMost is how many freed addresses of a pool are told from those that were never used.
@@ -39,10 +41,31 @@ func (s *stock) take(p *PodIP) {
 		}
 	}
 	delete(s.reserved, p.Addr)
-	if !s.fresh.remove(p.Addr) {
-		if i := slices.Index(s.freed, p.Addr); i >= 0 {
+	delete(s.withheld, p.Addr)
+	s.remove(p.Addr)
+}
+
+// remove takes an address out of those that can be given.
+func (s *stock) remove(a netip.Addr) {
+	if !s.fresh.remove(a) {
+		if i := slices.Index(s.freed, a); i >= 0 {
 			s.freed = slices.Delete(s.freed, i, i+1)
 		}
+	}
+}
+
+// withhold notes that a pod has an address that has no PodIP, restore that none does any more.
+func (s *stock) withhold(a netip.Addr) {
+	if s.Range.Mode == Calico && s.Range.Set.Contains(a) && !s.withheld[a] {
+		s.withheld[a] = true
+		s.remove(a)
+	}
+}
+
+func (s *stock) restore(a netip.Addr) {
+	if s.withheld[a] {
+		delete(s.withheld, a)
+		s.free(a)
 	}
 }
 

@@ -184,18 +184,10 @@ func (w *waiting) wakePools() {
 	}
 }
 
-// wakeChanged wakes what a pool bears upon: pods, its addresses if it is being deleted, and pools that it overlaps. The
-// pool may be gone.
-func (w *waiting) wakeChanged(name string) {
+// wakeChanged wakes what a pool bears upon that has changed or is gone: pods, and pools that it overlaps.
+func (w *waiting) wakeChanged() {
 	w.wakePlaces()
 	w.wakePools()
-	if s := w.pools[name]; s != nil && s.Deleting {
-		for _, addrs := range []map[netip.Addr]bool{s.in, s.out} {
-			for a := range addrs {
-				w.wake(KeyOfAddress(a))
-			}
-		}
-	}
 }
 
 // wakeAddress wakes an address, and the pods that wait for it.
@@ -247,7 +239,8 @@ func (w *waiting) wakeSilent() {
 // it is new.
 func (p *Pod) changedSince(old *Pod) bool {
 	return old == nil || old.Gated != p.Gated || old.Node != p.Node || old.Ending != p.Ending ||
-		old.Terminal != p.Terminal || len(old.Assigned) != len(p.Assigned) || p.Gated && old.Version != p.Version
+		old.Terminal != p.Terminal || len(old.Assigned) != len(p.Assigned) || p.Gated && old.Version != p.Version ||
+		old.ReportedIP != p.ReportedIP && slices.ContainsFunc(p.Assigned, func(a Address) bool { return a.Mode == Calico })
 }
 
 // isUnbound reports whether a pod was placed and has no node yet.

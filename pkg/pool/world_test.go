@@ -24,7 +24,8 @@ type world struct {
 	// foreign has machines on the link that are no pod's, by the addresses that they have taken, nil if there never are
 	// any.
 	foreign   map[netip.Addr]bool
-	conflicts int // pods that were ended because of one
+	conflicts int     // pods that were ended because of one
+	calico    *calico // the pools are of mode Calico, nil if they are not
 
 	api
 	restored    bool
@@ -79,6 +80,7 @@ type api struct {
 	hosts    store[Node]
 	said     store[Report]
 	audit    Audit
+	blocks   map[netip.Addr]Allocation // of Calico's IPAM
 }
 
 // store has the objects of a kind, and what has happened to them.
@@ -173,6 +175,9 @@ type node struct {
 	// starting are sandboxes that were created for a pod as kubelet saw it then, before their ADD.
 	starting map[UID]Pod
 
+	renewed time.Time // the Lease
+	dels    []string  // the handles of sandboxes that have ended, and whose DEL Calico has not had
+
 	probed map[UID]bool       // it found nobody else
 	found  map[UID]netip.Addr // what somebody else has
 
@@ -186,7 +191,8 @@ type sandbox struct {
 	up  bool
 	// pending: the node's book has the addresses, and the interface is not there yet.
 	pending  bool
-	unbooked bool // the node's book has lost it
+	unbooked bool   // the node's book has lost it
+	handle   string // of Calico's IPAM
 }
 
 // controller is one that believes to lead.
@@ -249,8 +255,11 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 }
 
 func (w *world) mode() Mode {
-	if w.routed {
+	switch {
+	case w.routed:
 		return Routed
+	case w.calico != nil:
+		return Calico
 	}
 	return L2
 }
@@ -413,6 +422,13 @@ func (w *world) applied(wr Write) error {
 				w.liar.name)
 		}
 		w.deletePod(is)
+	case FreeAllocation:
+		is := w.blocks[wr.Addr]
+		if is.Handle != wr.Allocation.Handle || is.Version != wr.Allocation.Version && !broken(versionsMatter) {
+			return errConflict
+		}
+		delete(w.blocks, wr.Addr)
+		w.calico.freed++
 	case HoldPool:
 		is, ok := w.pools.objs[wr.Name]
 		if !ok || is.Version != wr.Version {
@@ -450,12 +466,11 @@ func (w *world) replaced(old PodIP) bool {
 // mayEnd checks that no address is given up that is kept for a pod. After a restore, pods that the backup lacks count.
 func (w *world) mayEnd(is PodIP) {
 	wl := w.workloads[is.Workload.Name]
-	pool, exists := w.pools.objs[is.Pool]
 	next, there := w.pods.objs[is.PodName]
 	switch {
 	case wl == nil || wl.gone, w.restored:
 	case !is.Keep.WhileOwned, is.StatusUID == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
-	case exists && pool.Deleting, there && next.Assigned != nil && !next.has(is.Addr):
+	case there && next.Assigned != nil && !next.has(is.Addr):
 	case w.now.Sub(wl.scaled) < time.Minute, !w.sent.IsZero() && w.sent.Sub(wl.scaled) < time.Minute:
 		// It was unwanted when that was decided.
 	case !w.placed[placement{is.Addr, is.PodUID}]: // its pod was never told of it
@@ -921,9 +936,11 @@ func (w *world) decide(c *controller) {
 	default:
 		if all := c.book.Addresses(); len(all) > 0 {
 			a := pickOne(w.r, all)
+			w.observe(c, a)
 			plan, what = c.book.Review(a, w.Now(), w.wanted), "review "+a.String()
 		}
 	}
+	w.contacts(c, plan.Contact)
 	for _, wr := range plan.Writes {
 		if about, ok := podIPOf(wr); ok && w.liar != nil && c.book.ips[about] != nil {
 			p := c.book.ips[about]
@@ -989,6 +1006,10 @@ func (w *world) work(c *controller, i int) {
 		w.logf("%s: %s is not made: %v", c.name, describe(wr), err)
 	}
 	if err != nil {
+		if create, ok := wr.(CreateIP); ok && w.calico != nil { // as it is read again
+			is, _ := w.Allocation(context.Background(), create.PodIP.Addr)
+			c.book.SetAllocation(create.PodIP.Addr, is)
+		}
 		c.drop(j)
 		c.book.SetAudit(w.audit)
 		c.jobs = slices.Delete(c.jobs, i, i+1)
@@ -1003,6 +1024,8 @@ func (w *world) work(c *controller, i int) {
 		if is, ok := w.ips.objs[wr.PodIP.Addr.String()]; ok && is.UID == wr.PodIP.UID {
 			c.book.SetPodIP(is)
 		}
+	case FreeAllocation:
+		c.book.SetAllocation(wr.Addr, Allocation{At: w.Now()})
 	case PlacePod:
 		wr.NoteIn(c.book)
 	case WriteAudit:

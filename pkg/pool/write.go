@@ -57,6 +57,12 @@ type (
 		Held          bool
 		If            []Check
 	}
+	// FreeAllocation has Calico's IPAM free an address, bound to what it said of that.
+	FreeAllocation struct {
+		Addr       netip.Addr
+		Allocation Allocation
+		If         []Check
+	}
 	// WriteAudit writes what all nodes are asked; without a Version, it creates that.
 	WriteAudit struct {
 		Audit Audit
@@ -64,14 +70,15 @@ type (
 	}
 )
 
-func (w CreateIP) conditions() []Check   { return w.If }
-func (w UpdateIP) conditions() []Check   { return w.If }
-func (w StatusIP) conditions() []Check   { return w.If }
-func (w DeleteIP) conditions() []Check   { return w.If }
-func (w PlacePod) conditions() []Check   { return w.If }
-func (w EndPod) conditions() []Check     { return w.If }
-func (w HoldPool) conditions() []Check   { return w.If }
-func (w WriteAudit) conditions() []Check { return w.If }
+func (w CreateIP) conditions() []Check       { return w.If }
+func (w UpdateIP) conditions() []Check       { return w.If }
+func (w StatusIP) conditions() []Check       { return w.If }
+func (w DeleteIP) conditions() []Check       { return w.If }
+func (w PlacePod) conditions() []Check       { return w.If }
+func (w EndPod) conditions() []Check         { return w.If }
+func (w HoldPool) conditions() []Check       { return w.If }
+func (w FreeAllocation) conditions() []Check { return w.If }
+func (w WriteAudit) conditions() []Check     { return w.If }
 
 // ErrStale is the error of a write whose conditions are not met: what it was decided on no longer holds.
 var ErrStale = errors.New("decided on outdated state")
@@ -86,6 +93,8 @@ type Live interface {
 	Nodes(ctx context.Context) ([]string, error)
 	// Audit returns what nodes are asked; without a Version there is none.
 	Audit(ctx context.Context) (Audit, error)
+	// Allocation returns what Calico's IPAM says of an address.
+	Allocation(ctx context.Context, a netip.Addr) (Allocation, error)
 	// Seen returns the newest audit that this controller has read or written, for it may be newer than that of a plan.
 	Seen() Audit
 	Now() time.Time
@@ -101,6 +110,8 @@ type Check struct {
 	Off string
 	// Among are nodes besides which there must be no other.
 	Among []string
+	// Free is an address that must be free by Calico's IPAM, the zero Addr if none must.
+	Free netip.Addr
 	// Since is the audit that was known: the API server must not have forgotten anything since, nor anything that this
 	// controller has seen.
 	Since *Audit
@@ -158,6 +169,15 @@ func (c Check) holds(ctx context.Context, live Live) error {
 			}
 		}
 	}
+	if c.Free.IsValid() {
+		is, err := live.Allocation(ctx, c.Free)
+		if err != nil {
+			return err
+		}
+		if is.Handle != "" {
+			return fmt.Errorf("by Calico's IPAM %s has %s: %w", is, c.Free, ErrStale)
+		}
+	}
 	if c.Since != nil {
 		is, err := live.Audit(ctx)
 		if err != nil {
@@ -200,4 +220,6 @@ type Plan struct {
 	Until time.Time
 	// Addrs are those of other PodIPs that the reason is about.
 	Addrs []netip.Addr
+	// Contact are nodes whose Leases, read now and once they were renewed, may end the reason.
+	Contact []string
 }

@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/link"
+	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/spool"
 	"github.com/stayput/stayput/test/bench/internal/table"
@@ -54,6 +56,9 @@ func (b *bridged) add() (took time.Duration, err error) {
 	return took, err
 }
 
+// guard is what guards the annotation with the addresses, as the agent has told the plugin.
+const guard = "guard-1"
+
 // newBridged returns a network of its own whose pods get a routed address, or an ordinary one if there is none.
 func (b *bench) newBridged(node *os.File, bin, routed string) (*bridged, error) {
 	dir, err := os.MkdirTemp(b.dir, "routed-")
@@ -63,12 +68,13 @@ func (b *bench) newBridged(node *os.File, bin, routed string) (*bridged, error) 
 	annotations := map[string]string{"team": "a"}
 	if routed != "" {
 		annotations[netconf.AnnotationAddresses] = fmt.Sprintf(
-			`[{"interface":"eth0","pool":"blue","mode":"Routed","address":"%s/32"}]`, routed)
+			`[{"interface":"eth0","pool":"blue","mode":"Routed","address":"%s/32","guard":%q}]`, routed, guard)
 	}
 	ipam := lab.RangeIPAM("stayput", "10.244.1.0/24")
 	state := filepath.Join(dir, "state")
 	ipam["dataDir"], ipam["stateDir"] = filepath.Join(dir, "data"), state
-	if err := errors.Join(os.Mkdir(state, 0o755), spool.Dir(state).MakeLatencies()); err != nil {
+	if err := errors.Join(os.Mkdir(state, 0o755), spool.Dir(state).MakeLatencies(),
+		ledger.Options{StateDir: state}.Mailbox().PutServed(mailbox.Served{Guard: guard, More: true})); err != nil {
 		return nil, err
 	}
 	conf, err := json.Marshal(map[string]any{

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stayput/stayput/test/answers"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -16,77 +17,11 @@ const (
 	pace = 50 * time.Millisecond
 	// soon is how long an answer may take.
 	soon = 500 * time.Millisecond
-	// lookAgain is how long the sandbox of a client that was not found is not looked for.
-	lookAgain = 2 * time.Second
 )
-
-// vantage is from where pods are asked: a node, or an ordinary pod of it.
-type vantage struct {
-	node   *lab.ClusterNode
-	client func(node string) string // the pod, nil if the node itself
-
-	mu      sync.Mutex
-	sandbox *lab.Pod // of the client
-	looked  time.Time
-}
-
-func (v *vantage) String() string {
-	if v.client == nil {
-		return v.node.Name
-	}
-	return "a pod of " + v.node.Name
-}
-
-// errAbsent: nobody is there who could ask.
-var errAbsent = errors.New("nobody asks")
-
-// ask asks whoever answers at an address.
-func (v *vantage) ask(ctx context.Context, a netip.Addr) (lab.Answer, error) {
-	if v.node.Pid() == 0 {
-		return lab.Answer{}, errAbsent
-	}
-	if v.client == nil {
-		return v.node.Get(ctx, a)
-	}
-	from := v.from(ctx)
-	if from == nil {
-		return lab.Answer{}, errAbsent
-	}
-	answer, err := v.node.GetFrom(ctx, *from, a)
-	if err != nil {
-		v.mu.Lock()
-		if time.Since(v.looked) > lookAgain {
-			v.sandbox = nil // it may be another one by now
-		}
-		v.mu.Unlock()
-	}
-	return answer, err
-}
-
-// from returns the client's sandbox, nil if it has none.
-func (v *vantage) from(ctx context.Context) *lab.Pod {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	name := v.client(v.node.Name)
-	if v.sandbox != nil && v.sandbox.Name == name {
-		return v.sandbox
-	}
-	if name == "" || time.Since(v.looked) < lookAgain {
-		return nil
-	}
-	v.looked = time.Now()
-	is, err := v.node.Sandbox(ctx, namespace, name)
-	if err != nil {
-		v.sandbox = nil
-		return nil
-	}
-	v.sandbox = &is
-	return v.sandbox
-}
 
 // asking has every vantage ask 20 times a second, until ctx ends: for an address that has lately moved every other
 // time, if there is one.
-func (s *routed) asking(ctx context.Context, v *vantage) {
+func (s *routed) asking(ctx context.Context, v *answers.Vantage) {
 	var open sync.WaitGroup
 	defer open.Wait()
 	each := time.NewTicker(pace)
@@ -110,17 +45,24 @@ func (s *routed) asking(ctx context.Context, v *vantage) {
 }
 
 // one asks once.
-func (s *routed) one(ctx context.Context, v *vantage, to netip.Addr) {
+func (s *routed) one(ctx context.Context, v *answers.Vantage, to netip.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
 	asked := time.Now()
-	answer, err := v.ask(ctx, to)
+	answer, err := v.Ask(ctx, to)
 	switch {
-	case errors.Is(err, errAbsent):
+	case errors.Is(err, answers.ErrAbsent):
 	case err != nil:
 		s.report.count(tableUnheard, "by "+v.String())
 	default:
 		s.report.count(tableAsked, "answered to "+v.String())
-		s.answers.hear(to, v.String(), asked, answer)
+		s.hear(to, v, asked, answer)
+	}
+}
+
+// hear judges an answer.
+func (s *routed) hear(to netip.Addr, v *answers.Vantage, asked time.Time, is lab.Answer) {
+	if s.answers.Hear(to, v.String(), asked, is) {
+		s.report.count(tablePods, "incarnations that answered")
 	}
 }

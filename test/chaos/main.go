@@ -18,7 +18,7 @@
 //	routed.go     the cluster, the rounds, and what must be true at rest
 //	trouble.go    the faults
 //	tenants.go    the observer of the API: whose address it is
-//	answers.go    the observer of the network: who answers; asking.go asks, from each node and from a pod of each
+//	asking.go     the observer of the network: asks from each node and from a pod of each; test/answers judges
 //
 // The faults between two rests are a round, drawn from the seed alone: the same seed gives the same faults at the same
 // times. What they hit depends on how fast the cluster is, so a violation need not come back with its seed.

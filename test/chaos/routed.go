@@ -18,6 +18,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/placement"
+	"github.com/stayput/stayput/test/answers"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -25,8 +26,8 @@ import (
 type routed struct {
 	session
 	tenants  *tenants
-	answers  *answers
-	vantages []*vantage
+	answers  *answers.Judge
+	vantages []*answers.Vantage
 }
 
 // ways are flannel's and kube-proxy's, of which the seed takes one.
@@ -46,7 +47,7 @@ func newRouted(ctx context.Context, product lab.Product, r *report, seed uint64)
 	s := &routed{session: session{report: r, weather: &weather{now: r.now}, events: map[types.UID]string{}}}
 	r.tables = []string{tableFaults, tableSkipped, tablePods, tableLost, tableAsked, tableUnheard}
 	s.tenants = newTenants(r, s.weather)
-	s.answers = newAnswers(r, s.tenants.ownerOf)
+	s.answers = answers.NewJudge(s.tenants.ownerOf, r.violation)
 	o := ways[seed%uint64(len(ways))]
 	r.say("flannel with %s, kube-proxy with %s", o.Flannel.Backend, o.Proxy)
 	o.Product = product
@@ -71,7 +72,8 @@ func newRouted(ctx context.Context, product lab.Product, r *report, seed uint64)
 		s.breaker.machines = append(s.breaker.machines, &machine{ClusterNode: n, weather: s.weather, down: map[part]int{}})
 	}
 	for _, n := range s.everywhere() {
-		s.vantages = append(s.vantages, &vantage{node: n}, &vantage{node: n, client: s.tenants.clientOn})
+		s.vantages = append(s.vantages, &answers.Vantage{Node: n}, &answers.Vantage{Node: n,
+			Client: func() (string, string) { return namespace, s.tenants.clientOn(n.Name) }})
 	}
 	return s, s.deploy(ctx)
 }
@@ -309,15 +311,15 @@ func (s *routed) astray(ctx context.Context) (wrong []string, err error) {
 }
 
 // unreached asks a pod, and returns what is wrong with that.
-func (s *routed) unreached(ctx context.Context, v *vantage, a netip.Addr) string {
+func (s *routed) unreached(ctx context.Context, v *answers.Vantage, a netip.Addr) string {
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
 	asked := time.Now()
-	answer, err := v.ask(ctx, a)
+	answer, err := v.Ask(ctx, a)
 	if err != nil {
 		return fmt.Sprintf("%s does not reach %s: %v", v, a, err)
 	}
-	s.answers.hear(a, v.String(), asked, answer)
+	s.hear(a, v, asked, answer)
 	return ""
 }
 

@@ -51,7 +51,7 @@ var renderings = map[string]string{
 	"everything on": `
 image: {repository: registry.example.com:5000/stayput, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 imagePullSecrets: [{name: pull}]
-pools: {enabled: true, spiderpool: true}
+pools: {enabled: true, spiderpool: true, calico: true}
 apiServer: {host: api.example.com, port: 443}
 longestRetention: 720h
 agent:
@@ -445,7 +445,7 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	for name, values := range renderings {
 		// A later value wins.
 		without, with := texts(t, values, "--set=pools.enabled=false"),
-			texts(t, values, "--set=pools.enabled=true,pools.spiderpool=false")
+			texts(t, values, "--set=pools.enabled=true,pools.spiderpool=false,pools.calico=false")
 		for object, text := range without {
 			if with[object] != text {
 				t.Errorf("%s: %s is another one with pools", name, object)
@@ -561,10 +561,13 @@ func TestWithoutAgentsNothingOfThemIsInstalled(t *testing.T) {
 	_, err = lab.Helm(testContext(t), "lint", "--strict", dir, "--values", valuesFile(t, none))
 	must.Do(t, err)
 	_, err = lab.Template(testContext(t), Namespace, "--set=agent.enabled=false,pools.enabled=true")
-	refusal := "pools.enabled: pools need agents: expected agent.enabled to be true"
+	refusal := "pools.enabled: pools need agents, but for those of mode Calico: expected agent.enabled or pools.calico to " +
+		"be true"
 	if err == nil || !strings.Contains(err.Error(), refusal) {
 		t.Errorf("with pools: %v", err)
 	}
+	_, err = lab.Template(testContext(t), Namespace, "--set=agent.enabled=false,pools.enabled=true,pools.calico=true")
+	must.Do(t, err)
 }
 
 func TestHelmLintPasses(t *testing.T) {
@@ -1268,7 +1271,7 @@ func TestTheAgentMountsTheNodesPathsUnchanged(t *testing.T) {
 	}
 }
 
-// Objects use the release's namespace throughout.
+// Objects use the release's namespace throughout, but for those about the Leases of nodes.
 func TestNoObjectHardcodesTheNamespace(t *testing.T) {
 	for name, values := range renderings {
 		for _, d := range objects(t, "elsewhere", values) {
@@ -1276,7 +1279,7 @@ func TestNoObjectHardcodesTheNamespace(t *testing.T) {
 				t.Errorf("%s: %s %s names %s", name, d.Kind, d.Name, Namespace)
 			}
 			if clustered := regexp.MustCompile("^(Cluster|MutatingWebhook|.*AdmissionPolicy|CustomResource|FlowSchema)").MatchString(d.Kind); !clustered &&
-				d.Namespace != "elsewhere" {
+				d.Namespace != "elsewhere" && d.Namespace != corev1.NamespaceNodeLease {
 				t.Errorf("%s: %s %s is in the namespace %q", name, d.Kind, d.Name, d.Namespace)
 			}
 		}

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -57,26 +56,6 @@ func withFlannel(t *testing.T, o lab.ClusterOptions) (*lab.Cluster, string) {
 	deploy(t, c, ns, everywhere("client"))
 	clients(t, c, ns)
 	return c, ns
-}
-
-// clients waits for a client on each node, and returns them by node.
-func clients(t *testing.T, c *lab.Cluster, ns string) map[string]*corev1.Pod {
-	t.Helper()
-	all := map[string]*corev1.Pod{}
-	until(t, "a client on each node", func(ctx context.Context) bool {
-		clear(all)
-		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=client"})
-		if err != nil {
-			return false
-		}
-		for i := range list.Items {
-			if pod := &list.Items[i]; lab.Ready(pod) {
-				all[pod.Spec.NodeName] = pod
-			}
-		}
-		return len(all) > len(c.Nodes) // and on the control plane
-	})
-	return all
 }
 
 // inNode runs a command in a node and returns its output, also if it fails.
@@ -310,88 +289,6 @@ func sourcesOfRoutedPods(t *testing.T, o lab.ClusterOptions) {
 	}
 }
 
-// asked is a pod of which all nodes, and a pod of each, ask 20 times a second who it is.
-type asked struct {
-	mu     sync.Mutex
-	last   map[string]time.Time     // the last answer to each
-	gap    map[string]time.Duration // the longest time without one
-	wrong  []string
-	count  int
-	ending context.CancelFunc
-	wg     sync.WaitGroup
-}
-
-// askAlways begins to ask who has the address of a pod. Only one of that name may answer.
-func askAlways(t *testing.T, c *lab.Cluster, ns, pod string, addr netip.Addr) *asked {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	a := &asked{last: map[string]time.Time{}, gap: map[string]time.Duration{}, ending: cancel}
-	t.Cleanup(func() { cancel(); a.wg.Wait() })
-	from := map[string]func(context.Context) (lab.Answer, error){}
-	for name, client := range clients(t, c, ns) {
-		n, s := c.Node(name), sandbox(t, c, client)
-		from[name] = func(ctx context.Context) (lab.Answer, error) { return n.Get(ctx, addr) }
-		from["a pod on "+name] = func(ctx context.Context) (lab.Answer, error) { return n.GetFrom(ctx, s, addr) }
-	}
-	for who, get := range from {
-		a.last[who] = time.Now()
-		a.wg.Go(func() {
-			each := time.NewTicker(50 * time.Millisecond)
-			defer each.Stop()
-			for ctx.Err() == nil {
-				a.one(ctx, who, pod, addr, get)
-				select {
-				case <-each.C:
-				case <-ctx.Done():
-				}
-			}
-		})
-	}
-	return a
-}
-
-func (a *asked) one(ctx context.Context, who, pod string, addr netip.Addr,
-	get func(context.Context) (lab.Answer, error)) {
-	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-	defer cancel()
-	answer, err := get(ctx)
-	if err != nil {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := time.Now()
-	a.gap[who] = max(a.gap[who], now.Sub(a.last[who]))
-	a.last[who] = now
-	if a.count++; answer.Name != pod || !answer.Has(addr) {
-		a.wrong = append(a.wrong, fmt.Sprintf("%s asks %s and %s with %v answers", who, addr, answer.Name, answer.Addrs))
-	}
-}
-
-// longest is the longest time for which somebody had no answer, since the last call.
-func (a *asked) longest() (who string, gap time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for w, g := range a.gap {
-		if g > gap {
-			who, gap = w, g
-		}
-	}
-	clear(a.gap)
-	return who, gap
-}
-
-// end ends the asking and checks who has answered.
-func (a *asked) end(t *testing.T) {
-	t.Helper()
-	a.ending()
-	a.wg.Wait()
-	t.Logf("%d answers", a.count)
-	if a.count == 0 || len(a.wrong) > 0 {
-		t.Errorf("%d answers, of which %d are wrong: %q", a.count, len(a.wrong), a.wrong[:min(len(a.wrong), 5)])
-	}
-}
-
 // While flanneld is killed, is away, is given another lease, or loses its device, pods go on, and move.
 func TestRoutedAddressesOutliveFlanneld(t *testing.T) {
 	for name, o := range networks {
@@ -405,7 +302,7 @@ func outlivesFlanneld(t *testing.T, o lab.ClusterOptions) {
 	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("far"), Unprobed: true})
 	pod := ready(t, c, ns, "web-0")
 	all.reach(pod, "")
-	load := askAlways(t, c, ns, "web-0", ip(t, pod))
+	load := askAlways(t, c, ns, "web-0", ip(t, pod), 50*time.Millisecond)
 	move := func() {
 		t.Helper()
 		node := pod.Spec.NodeName
@@ -545,7 +442,7 @@ func outlivesAllNodes(t *testing.T, o lab.ClusterOptions) {
 		})
 		return pods
 	}
-	load := askAlways(t, c, ns, "far-0", ip(t, first["far-0"]))
+	load := askAlways(t, c, ns, "far-0", ip(t, first["far-0"]), 50*time.Millisecond)
 	var removed []*lab.ClusterNode
 	for _, old := range slices.Clone(c.Nodes) {
 		began := time.Now()

@@ -291,6 +291,33 @@ func TestManyPodsAtOnceGetAddressesOfPools(t *testing.T) {
 	})
 }
 
+// roomless is how long the controller lets a pod that no node has room for keep an address that others wait for.
+const roomless = 10 * time.Minute
+
+func TestAPodWithoutRoomGivesItsAddressToOneThatWaits(t *testing.T) {
+	c := ownPools(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, poolOf("one", "10.6.168.101"))
+	const addr = "10.6.168.101"
+	hasIt := func() string { return podIPs(t, c)[addr].Spec.PodName }
+	deploy(t, c, ns, lab.Workload{Name: "stuck", Replicas: 1, Annotations: pools("one"), Unprobed: true,
+		Pod: corev1.PodSpec{NodeSelector: map[string]string{"example.com/runs": "nowhere"}}})
+	until(t, "the pod that can run nowhere to be told the address", func(context.Context) bool {
+		return hasIt() == "stuck-0" && !isGated(getPod(t, c, ns, "stuck-0"))
+	})
+	stuck := getPod(t, c, ns, "stuck-0")
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: pools("one"), Unprobed: true})
+	saysOf(t, c, ns, "Pod", "web-0", "WaitingForAddress", "pool one has no free address, of 1")
+
+	must.Within(t, roomless+patience, "the pod that waits to have it", func() bool { return hasIt() == "web-0" })
+	holdTheirAddresses(t, c, map[string]*corev1.Pod{"web-0": ready(t, c, ns, "web-0")})
+	saysOf(t, c, ns, "Pod", "stuck-0", "WaitingForAddress", "no node has had room for the pod", addr)
+	until(t, "its successor to wait", func(context.Context) bool {
+		pod := getPod(t, c, ns, "stuck-0")
+		return pod != nil && pod.UID != stuck.UID && isGated(pod)
+	})
+}
+
 // ofTheBackup reports whether the cluster has a pod as the backup has it, though it has ended.
 func ofTheBackup(of map[string]*corev1.Pod, pod *corev1.Pod) bool {
 	was := of[pod.Name]

@@ -91,9 +91,16 @@ func TestAnAddressOfAPoolStaysWithItsPodOnAnyNode(t *testing.T) {
 	pods = places(t, c, ns, "web", 3, nil)
 	holdTheirAddresses(t, c, pods)
 
-	// 7. With workload and pool gone, nothing is left.
-	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	// 7. A deletion of the pool takes no address from a pod.
 	kubectl(t, c, "delete", "podippool", "blue", "--wait=false")
+	deletePods(t, c, ns, "web")
+	after = places(t, c, ns, "web", 3, pods)
+	keptAddresses(t, pods, after)
+	holdTheirAddresses(t, c, after)
+	pods = after
+
+	// 8. With the workload gone, the pool goes too, and nothing is left.
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	until(t, "the pool to go", func(ctx context.Context) bool {
 		_, err := c.Kubectl(ctx, "", "get", "podippool", "blue")
 		return err != nil && strings.Contains(err.Error(), "NotFound")
@@ -312,6 +319,21 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	says("node", works(t, c, ns, "node", node), "Pool addresses", addr, ns+"/web-0")
 	says("check", works(t, c, ns, "check", "--verbose"), "all admission policies are in place",
 		"pools: 1 pool, 2 of 10 addresses in use or kept")
+
+	// Pools that share addresses say so, until one of them has gone.
+	apply(t, c, ns, strings.NewReplacer("blue", "green", "101-10.6.168.110", "110-10.6.168.119").Replace(pool))
+	for name, other := range map[string]string{"blue": "green", "green": "blue"} {
+		until(t, "pool "+name+" to say that it overlaps", func(context.Context) bool {
+			return kubectl(t, c, "get", "pippool", name, "-o", `jsonpath={.status.conditions[?(@.type=="Overlaps")].message}`) ==
+				"it shares addresses with pool "+other
+		})
+	}
+	says("check", stayput(t, c, ns, "check").out, "PodIPPool blue: it shares addresses with pool green")
+	kubectl(t, c, "delete", "pippool", "green")
+	until(t, "pool blue to say that it overlaps no more", func(context.Context) bool {
+		return kubectl(t, c, "get", "pippool", "blue", "-o",
+			`jsonpath={.status.conditions[?(@.type=="Overlaps")].status}`) == "False"
+	})
 
 	s := stayput(t, c, ns, "release", "web-0", "--yes")
 	if s.code == 0 || !strings.Contains(s.err, "the address is in use") {

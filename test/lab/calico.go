@@ -2,54 +2,109 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 )
 
-// calicoComponent is Calico's CNI plugin and Felix, its daemon, which without C does all but eBPF. Each links as much
-// as Kubernetes does.
+// calicoComponent is Calico's CNI plugin, calico-node, whose Felix does all but eBPF without C, and its controllers.
+// Each links as much as Kubernetes does.
 var calicoComponent = component{
 	name: "calico", dir: "build/calico", sources: []string{"build/calico"}, pkg: "tool", parallel: 2,
 }
 
-// BuildCalico builds Calico's CNI plugin and returns its path.
+// BuildCalico builds Calico and returns the path of its CNI plugin.
 func BuildCalico(ctx context.Context) (string, error) { return buildProgram(ctx, calicoComponent) }
+
+// CalicoOptions have Calico alone connect the pods: its IPAM, VXLAN and Felix, as its manifests/calico-vxlan.yaml does.
+type CalicoOptions struct {
+	// Objects are applied before calico-node starts. If there is no IPPool among them, calico-node makes its default, of
+	// podsNetwork in blocks of 64.
+	Objects string
+	// IPv6 gives each pod an address of each family. Those of IPv6 are not routed between the nodes.
+	IPv6 bool
+	// LeakGracePeriod is after how long the controllers free an address that they take for leaked, which they look for
+	// twice in that time; 15 min if 0.
+	LeakGracePeriod time.Duration
+}
 
 const (
 	labCalico        = "/opt/lab/calico/"
-	canalConflist    = cniDir + "/10-canal.conflist"
 	calicoKubeconfig = cniDir + "/calico-kubeconfig"
-	felixKubeconfig  = nodeConfigFolder + "felix.kubeconfig"
+	calicoConfig     = nodeConfigFolder + "calico-node.kubeconfig"
 	calicoNodeName   = "/var/lib/calico/nodename" // the plugin waits for it
 	calicoGateway    = "169.254.1.1"              // of every pod
+	// calicoIPv6 is the pool of calico-node's for IPv6.
+	calicoIPv6 = "fd00:10:244::/48"
+
+	calicoAccount = "system:serviceaccount:kube-system:calico-"
 	// The plugin's account too: the manifest sets CALICO_CNI_SERVICE_ACCOUNT.
 	canalUser = "system:serviceaccount:kube-system:canal"
 )
 
-// canal is what a cluster takes of Calico's own manifests/canal.yaml, and its programs.
-type canal struct {
-	plugin, felix string // paths
-	objects       string // all but its workloads: nodes run their programs as processes
-	conflist      string // its template
+// calico is what a cluster takes of one of Calico's own manifests, and its programs.
+type calico struct {
+	folder   string // with the programs; empty if the cluster has no Calico
+	objects  string // all but its workloads: machines run their programs as processes
+	conflist string // its template
+
+	file              string            // the conflist's name
+	nodeUser, cniUser string            // the accounts of calico-node and of the plugin
+	env               map[string]string // of calico-node, besides what is the same everywhere
 }
 
-func readCanal(ctx context.Context, programs string) (canal, error) {
-	c := canal{plugin: filepath.Join(programs, "calico"), felix: filepath.Join(programs, "calico-felix")}
-	daemon, err := moduleDir(ctx, calicoComponent.dir, "github.com/projectcalico/calico/felix/cmd/calico-felix")
-	if err != nil {
-		return c, err
+// needCalico builds Calico, and reads what the cluster takes of its manifest.
+func (c *Cluster) needCalico(ctx context.Context) error {
+	var k calico
+	var manifest string
+	if o := c.options.Calico; o != nil {
+		ipv6 := "none"
+		if o.IPv6 {
+			ipv6 = calicoIPv6
+		}
+		manifest = "calico-vxlan.yaml"
+		k = calico{file: "10-calico.conflist", nodeUser: calicoAccount + "node", cniUser: calicoAccount + "cni-plugin",
+			env: map[string]string{
+				"CALICO_NETWORKING_BACKEND": "vxlan", "CLUSTER_TYPE": "k8s,bgp", "IP": "autodetect",
+				"CALICO_IPV4POOL_CIDR": podsNetwork, "CALICO_IPV4POOL_IPIP": "Never", "CALICO_IPV4POOL_VXLAN": "Always",
+				"CALICO_IPV6POOL_CIDR": ipv6, "FELIX_IPV6SUPPORT": strconv.FormatBool(o.IPv6),
+			}}
+	} else {
+		manifest = "canal.yaml"
+		k = calico{file: "10-canal.conflist", nodeUser: canalUser, cniUser: canalUser, env: map[string]string{
+			"CALICO_NETWORKING_BACKEND": "none", "CLUSTER_TYPE": "k8s,canal", "IP": "", "NO_DEFAULT_POOLS": "true",
+			"USE_POD_CIDR": "true", "FELIX_IPTABLESREFRESHINTERVAL": "60", "FELIX_IPV6SUPPORT": "false",
+		}}
 	}
-	file := filepath.Join(daemon, "../../../manifests/canal.yaml")
+	dirs, err := buildAll(ctx, calicoComponent)
+	if err != nil {
+		return err
+	}
+	k.folder = dirs[calicoComponent.name]
+	module, err := moduleDir(ctx, calicoComponent.dir, "github.com/projectcalico/calico/node/cmd/calico-node")
+	if err != nil {
+		return err
+	}
+	if err := k.read(filepath.Join(module, "../../../manifests", manifest)); err != nil {
+		return err
+	}
+	c.calico = k
+	return nil
+}
+
+func (k *calico) read(file string) error {
 	manifest, err := os.ReadFile(file)
 	if err != nil {
-		return c, err
+		return err
 	}
 	for document := range strings.SplitSeq(string(manifest), "\n---\n") {
 		var object struct {
@@ -57,84 +112,123 @@ func readCanal(ctx context.Context, programs string) (canal, error) {
 			Data map[string]string
 		}
 		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
-			return c, fmt.Errorf("%s: %w", file, err)
+			return fmt.Errorf("%s: %w", file, err)
 		}
 		switch object.Kind {
-		case "DaemonSet", "Deployment":
+		case "DaemonSet", "Deployment", "PodDisruptionBudget":
 			continue
 		case "ConfigMap":
-			c.conflist = object.Data["cni_network_config"]
+			k.conflist = object.Data["cni_network_config"]
 		}
-		c.objects += document + "\n---\n"
+		k.objects += document + "\n---\n"
 	}
-	if c.conflist == "" {
-		return c, fmt.Errorf("%s has no CNI configuration", file)
+	if k.conflist == "" {
+		return fmt.Errorf("%s has no CNI configuration", file)
 	}
-	return c, nil
+	return nil
 }
 
-// calicoDefaults is what calico-node makes when it starts: Felix and the plugin wait until the datastore is ready.
-const calicoDefaults = `
-apiVersion: crd.projectcalico.org/v1
-kind: ClusterInformation
-metadata: {name: default}
-spec: {clusterType: "k8s,canal,kdd", datastoreReady: true}
----
-apiVersion: crd.projectcalico.org/v1
-kind: Tier
-metadata: {name: default}
-spec: {order: 1000000, defaultAction: Deny}
----
-apiVersion: crd.projectcalico.org/v1
-kind: Tier
-metadata: {name: adminnetworkpolicy}
-spec: {order: 1000, defaultAction: Pass}
----
-apiVersion: crd.projectcalico.org/v1
-kind: Tier
-metadata: {name: baselineadminnetworkpolicy}
-spec: {order: 10000000, defaultAction: Pass}
-`
-
-// applyCanal makes canal's objects.
-func (c *Cluster) applyCanal(ctx context.Context) error {
+// startCalico makes Calico's objects, and starts its controllers beside its own IPAM.
+func (c *Cluster) startCalico(ctx context.Context) error {
 	if _, err := c.Kubectl(ctx, c.calico.objects, "apply", "--server-side", "-f", "-"); err != nil {
 		return err
 	}
 	if err := c.WaitForCRDs(ctx); err != nil {
 		return err
 	}
-	_, err := c.Kubectl(ctx, calicoDefaults, "apply", "--server-side", "-f", "-")
-	return err
+	o := c.options.Calico
+	if o == nil {
+		return nil
+	}
+	objects := o.Objects
+	if o.LeakGracePeriod != 0 {
+		objects += fmt.Sprintf(`
+---
+apiVersion: crd.projectcalico.org/v1
+kind: KubeControllersConfiguration
+metadata: {name: default}
+spec: {controllers: {node: {leakGracePeriod: %s, reconcilerPeriod: 5m}}}
+`, o.LeakGracePeriod)
+	}
+	if objects != "" {
+		if _, err := c.Kubectl(ctx, objects, "apply", "--server-side", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	const config = nodeConfigFolder + "calico-kube-controllers.kubeconfig"
+	err := errors.Join(c.Control.WriteFile(config, c.kubeconfigFor(calicoAccount+"kube-controllers")),
+		os.MkdirAll(c.Control.disk("/status"), 0o755)) // it writes there how it is
+	if err != nil {
+		return err
+	}
+	c.CalicoControllers = &Service{node: c.Control, keep: true, name: "calico-kube-controllers",
+		argv: []string{labCalico + "kube-controllers"},
+		env:  []string{"KUBECONFIG=" + config, "DATASTORE_TYPE=kubernetes", "ENABLED_CONTROLLERS=node"},
+	}
+	return c.CalicoControllers.Start(ctx)
 }
 
-// addCalico sets up the node's Felix, and returns the files of a node of canal: those that install-cni and calico-node
-// write, as far as Felix and the plugin need them.
-func (n *ClusterNode) addCalico() map[string][]byte {
-	c := n.cluster
-	n.Felix = &Service{node: n.Node, keep: true, name: "felix", ready: getFrom(n.Node, "http://127.0.0.1:9099/readiness"),
-		argv: []string{"/bin/sh", "-c", "mkdir -p /run/calico && exec " + labCalico + "calico-felix"}, // gone at every boot
-		env: []string{
-			"KUBECONFIG=" + felixKubeconfig, "FELIX_DATASTORETYPE=kubernetes", "FELIX_FELIXHOSTNAME=" + n.Name,
-			// As in canal.yaml.
-			"FELIX_IPTABLESREFRESHINTERVAL=60", "FELIX_DEFAULTENDPOINTTOHOSTACTION=ACCEPT", "FELIX_IPV6SUPPORT=false",
-			"FELIX_HEALTHENABLED=true",
-			// As in calico-node's felix.cfg.
-			"FELIX_LOGFILEPATH=none", "FELIX_LOGSEVERITYFILE=none", "FELIX_LOGSEVERITYSYS=none",
-			// By default it takes interfaces of usual names only.
-			"FELIX_MTUIFACEPATTERN=^(" + Uplink + "|" + fabricBridge + ")$",
-			"FELIX_USAGEREPORTINGENABLED=false",
-			// Without C it panics where it looks for remains of its eBPF.
-			"FELIX_DebugSkipCTLBCleanup=true",
-		}}
-	conflist := strings.NewReplacer("__KUBERNETES_NODE_NAME__", n.Name, "__CNI_MTU__", "0",
-		"__KUBECONFIG_FILEPATH__", calicoKubeconfig).Replace(c.calico.conflist)
-	return map[string][]byte{
-		canalConflist:    []byte(conflist),
-		calicoKubeconfig: c.kubeconfigFor(canalUser),
-		felixKubeconfig:  c.kubeconfigFor(canalUser),
-		calicoNodeName:   []byte(n.Name),
+// addCalico sets up the node's part of calico-node, and returns the files that install-cni and calico-node write.
+func (n *ClusterNode) addCalico(iface string) (map[string][]byte, error) {
+	k := &n.cluster.calico
+	n.calicoEnv = []string{
+		"KUBECONFIG=" + calicoConfig, "DATASTORE_TYPE=kubernetes", "WAIT_FOR_DATASTORE=true", "NODENAME=" + n.Name,
+		// By default it takes interfaces of usual names only.
+		"IP_AUTODETECTION_METHOD=interface=" + iface, "FELIX_MTUIFACEPATTERN=^(" + iface + ")$",
+		// As in the manifests, and in the image's script that starts Felix.
+		"FELIX_DEFAULTENDPOINTTOHOSTACTION=ACCEPT", "FELIX_HEALTHENABLED=true",
+		"FELIX_DATASTORETYPE=kubernetes", "FELIX_FELIXHOSTNAME=" + n.Name,
+		"FELIX_USAGEREPORTINGENABLED=false",
+		// Without C it panics where it looks for remains of its eBPF.
+		"FELIX_DebugSkipCTLBCleanup=true",
 	}
+	for name, value := range k.env {
+		n.calicoEnv = append(n.calicoEnv, name+"="+value)
+	}
+	n.Felix = &Service{node: n.Node, keep: true, name: "felix", ready: getFrom(n.Node, "http://127.0.0.1:9099/readiness"),
+		// That folder is gone at every boot.
+		argv: []string{"/bin/sh", "-c", "mkdir -p /run/calico && exec " + labCalico + "calico-node -felix"},
+		env:  n.calicoEnv}
+	n.tunnels = &Service{node: n.Node, keep: true, name: "calico-tunnels", env: n.calicoEnv,
+		argv: []string{labCalico + "calico-node", "-allocate-tunnel-addrs"}}
+	conflist := strings.NewReplacer("__KUBERNETES_NODE_NAME__", n.Name, "__CNI_MTU__", "0",
+		"__KUBECONFIG_FILEPATH__", calicoKubeconfig).Replace(k.conflist)
+	if o := n.cluster.options.Calico; o != nil && o.IPv6 {
+		const ipam = `"type": "calico-ipam"`
+		conflist = strings.Replace(conflist, ipam, ipam+`, "assign_ipv4": "true", "assign_ipv6": "true"`, 1)
+	}
+	var err error
+	for _, name := range []string{"calico", "calico-ipam"} {
+		err = errors.Join(err, n.Install(filepath.Join(k.folder, "calico"), "/opt/cni/bin/"+name))
+	}
+	return map[string][]byte{
+		cniDir + "/" + k.file: []byte(conflist),
+		calicoKubeconfig:      n.cluster.kubeconfigFor(k.cniUser),
+		calicoConfig:          n.cluster.kubeconfigFor(k.nodeUser),
+		// As in calico-node's image.
+		"/etc/calico/felix.cfg": []byte("[global]\nMetadataAddr = None\nLogFilePath = None\nLogSeverityFile = None\n" +
+			"LogSeveritySys = None\n"),
+		calicoNodeName: []byte(n.Name),
+	}, err
+}
+
+// prepareCalico does what calico-node does at every boot before Felix starts. The Node must exist: until then it fails.
+func (n *ClusterNode) prepareCalico(ctx context.Context) error {
+	for _, args := range [][]string{{"-startup"}, {"-allocate-tunnel-addrs", "-allocate-tunnel-addrs-run-once"}} {
+		err := Until(ctx, "calico-node "+args[0]+" on "+n.Name, func() (bool, error) {
+			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			out, err := n.RunInput(ctx, n.calicoEnv, nil, append([]string{labCalico + "calico-node"}, args...)...)
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+			return err == nil, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // routeGateway has the control plane's machine answer its pods for their gateway, by proxy ARP: it does only for what

@@ -38,6 +38,8 @@ type ClusterOptions struct {
 	NoAnnotations bool
 	// Flannel routes between the nodes; if nil, they have routes from the start.
 	Flannel *FlannelOptions
+	// Calico connects the pods and routes between the nodes, by its own IPAM; nil with Flannel.
+	Calico *CalicoOptions
 	// Proxy is the mode of the nodes' kube-proxy, iptables or nftables; if empty, there is none.
 	Proxy     string
 	ProxyArgs []string
@@ -59,6 +61,9 @@ type Cluster struct {
 	Control *Node
 	// The services of the control plane.
 	Etcd, APIServer, ControllerManager, Scheduler *Service
+	// CalicoControllers is Calico's kube-controllers with what frees leaked addresses; nil without
+	// [ClusterOptions].Calico.
+	CalicoControllers *Service
 	// Nodes are node-1, node-2, ...
 	Nodes []*ClusterNode
 	// ControlNode is the node on the control plane's machine, for pods that tolerate its taint; nil until Install.
@@ -79,7 +84,7 @@ type Cluster struct {
 	flanneld    string // folder with flanneld
 	proxy       string // folder with kube-proxy
 	flannel     string // flannel's CNI plugin
-	calico      canal
+	calico      calico
 	image       string // of Install
 	bin         ClusterBin
 	credentials *credentials
@@ -172,8 +177,8 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if f := c.options.Flannel; f != nil && f.Calico {
-		if err := c.applyCanal(ctx); err != nil {
+	if c.calico.folder != "" {
+		if err := c.startCalico(ctx); err != nil {
 			return err
 		}
 	}
@@ -217,8 +222,8 @@ func (c *Cluster) binds() map[string]string {
 	if c.proxy != "" {
 		binds["/opt/lab/kubeproxy"] = c.proxy
 	}
-	if felix := c.calico.felix; felix != "" {
-		binds[path.Clean(labCalico)] = filepath.Dir(felix)
+	if c.calico.folder != "" {
+		binds[path.Clean(labCalico)] = c.calico.folder
 	}
 	return binds
 }

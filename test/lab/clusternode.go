@@ -34,7 +34,7 @@ type ClusterNode struct {
 	Pods netip.Prefix
 	// Kubelet is started by StartCluster and Boot.
 	Kubelet *Service
-	// Flanneld, Proxy and Felix are started as Kubelet is; nil without [ClusterOptions].Flannel, Proxy and
+	// Flanneld, Proxy and Felix are started as Kubelet is; nil without [ClusterOptions].Flannel, Proxy and Calico or
 	// [FlannelOptions].Calico.
 	Flanneld, Proxy, Felix *Service
 	// Multus is what multus' pod runs; nil until [Cluster.InstallMultus].
@@ -44,12 +44,17 @@ type ClusterNode struct {
 	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot.
 	AgentProcess *Service
 
-	cluster *Cluster
+	calicoEnv []string // of calico-node
+	tunnels   *Service // keeps the addresses of Calico's tunnels
+	cluster   *Cluster
 }
 
-// podNetworks are the networks of a node's pods before an installation. Flannel's is a file of its own.
+// daemons reports whether flannel or Calico connects the pods and routes between the nodes.
+func (c *Cluster) daemons() bool { return c.options.Flannel != nil || c.options.Calico != nil }
+
+// podNetworks are the networks of a node's pods before an installation. That of daemons is a file of theirs.
 func (c *Cluster) podNetworks(pods netip.Prefix) []Network {
-	if c.options.Flannel != nil {
+	if c.daemons() {
 		return []Network{}
 	}
 	ipam := RangeIPAM(c.options.IPAM, pods.String())
@@ -59,7 +64,7 @@ func (c *Cluster) podNetworks(pods netip.Prefix) []Network {
 
 // routedNodes is to how many nodes every machine has routes from the start.
 func (c *Cluster) routedNodes() int {
-	if c.options.Flannel != nil {
+	if c.daemons() {
 		return 0
 	}
 	return c.options.Nodes
@@ -227,10 +232,8 @@ func (n *ClusterNode) Boot(ctx context.Context) error {
 	if err := n.startKubelet(ctx); err != nil {
 		return err
 	}
-	for _, s := range n.services() {
-		if err := s.Restart(ctx); err != nil {
-			return err
-		}
+	if err := n.startServices(ctx); err != nil {
+		return err
 	}
 	if n.AgentProcess == nil {
 		return nil

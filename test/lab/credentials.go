@@ -65,7 +65,7 @@ func newCredentials(nodes []string) (*credentials, error) {
 		groups: map[string]string{
 			Admin: "system:masters", "system:kube-controller-manager": "", "system:kube-scheduler": "",
 			proxyUser: "", flannelUser: "system:masters", // its manifest's role needs a ServiceAccount
-			canalUser: "",
+			canalUser: "", calicoAccount + "node": "", calicoAccount + "cni-plugin": "", calicoAccount + "kube-controllers": "",
 		},
 		tokens: map[string]string{},
 	}

@@ -43,24 +43,25 @@ const (
 // needs builds and installs what the nodes' network takes.
 func (c *Cluster) needs(ctx context.Context) error {
 	var packages []string
-	if f := c.options.Flannel; f != nil {
-		plugin := flannelComponent
-		if f.Calico {
-			plugin = calicoComponent
-		}
-		dirs, err := buildAll(ctx, flanneldComponent, plugin)
+	f := c.options.Flannel
+	if f != nil {
+		dirs, err := buildAll(ctx, flanneldComponent)
 		if err != nil {
 			return err
 		}
 		c.flanneld = dirs[flanneldComponent.name]
 		packages = append(packages, "iptables", "nftables")
-		if f.Calico {
-			if c.calico, err = readCanal(ctx, dirs[plugin.name]); err != nil {
-				return err
-			}
-			packages = append(packages, "conntrack", "ipset")
-		} else {
-			c.flannel = filepath.Join(dirs[plugin.name], plugin.name)
+	}
+	switch {
+	case c.options.Calico != nil || f != nil && f.Calico:
+		if err := c.needCalico(ctx); err != nil {
+			return err
+		}
+		packages = append(packages, "iptables", "nftables", "conntrack", "ipset")
+	case f != nil:
+		var err error
+		if c.flannel, err = BuildFlannel(ctx); err != nil {
+			return err
 		}
 	}
 	if c.options.Proxy != "" {
@@ -80,6 +81,22 @@ func (c *Cluster) needs(ctx context.Context) error {
 func (n *ClusterNode) addNetwork() error {
 	c := n.cluster
 	files := map[string][]byte{}
+	iface := Uplink
+	if n.Name == controlPlane {
+		iface = fabricBridge
+	}
+	if c.calico.folder != "" {
+		of, err := n.addCalico(iface)
+		if err != nil {
+			return err
+		}
+		maps.Copy(files, of)
+		if n.Name == controlPlane {
+			if err := n.routeGateway(); err != nil {
+				return err
+			}
+		}
+	}
 	if f := c.options.Flannel; f != nil {
 		conf, err := json.Marshal(map[string]any{
 			"Network": podsNetwork, "EnableNFTables": f.NFTables, "Backend": map[string]any{"Type": f.Backend},
@@ -89,25 +106,15 @@ func (n *ClusterNode) addNetwork() error {
 		}
 		files[flannelNetConf] = conf
 		files[nodeConfigFolder+flannelUser+".kubeconfig"] = c.kubeconfigFor(flannelUser)
-		iface := Uplink
-		if n.Name == controlPlane {
-			iface = fabricBridge
-		}
-		if f.Calico {
-			maps.Copy(files, n.addCalico())
-			if err = n.Install(c.calico.plugin, "/opt/cni/bin/calico"); err == nil && n.Name == controlPlane {
-				err = n.routeGateway()
-			}
-		} else {
+		if !f.Calico {
 			files[flannelConflist] = []byte(`{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
   {"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}},
   {"type": "portmap", "capabilities": {"portMappings": true}}
 ]}
 `)
-			err = n.Install(c.flannel, "/opt/cni/bin/flannel")
-		}
-		if err != nil {
-			return err
+			if err := n.Install(c.flannel, "/opt/cni/bin/flannel"); err != nil {
+				return err
+			}
 		}
 		n.Flanneld = &Service{node: n.Node, keep: true, name: "flanneld", env: []string{"NODE_NAME=" + n.Name},
 			ready: func(context.Context) error {
@@ -158,25 +165,28 @@ func (n *Node) alternatives() error {
 	return nil
 }
 
-// services are flanneld, kube-proxy and Felix, as far as the node has them.
-func (n *ClusterNode) services() (all []*Service) {
-	for _, s := range []*Service{n.Flanneld, n.Proxy, n.Felix} {
-		if s != nil {
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// startNetwork gives the Node its podCIDR, which flanneld waits for, and starts what the node's network needs.
+// startNetwork gives the Node its podCIDR, which flanneld waits for, and starts the services of the node's network.
 func (n *ClusterNode) startNetwork(ctx context.Context) error {
 	if n.Flanneld != nil {
 		if err := n.SetPodCIDR(ctx); err != nil {
 			return err
 		}
 	}
-	for _, s := range n.services() {
-		if err := s.Start(ctx); err != nil {
+	return n.startServices(ctx)
+}
+
+// startServices starts flanneld, kube-proxy and calico-node, as far as the node has them, again if they run.
+func (n *ClusterNode) startServices(ctx context.Context) error {
+	if n.Felix != nil {
+		if err := n.prepareCalico(ctx); err != nil {
+			return err
+		}
+	}
+	for _, s := range []*Service{n.Flanneld, n.Proxy, n.Felix, n.tunnels} {
+		if s == nil {
+			continue
+		}
+		if err := s.Restart(ctx); err != nil {
 			return err
 		}
 	}
@@ -219,10 +229,10 @@ func (n *ClusterNode) Lease(ctx context.Context) error {
 }
 
 // AddNode adds a node with the next number, and so a podCIDR of its own, and waits until it is Ready. The cluster must
-// have flannel: nobody else tells the other nodes.
+// have flannel or Calico: nobody else tells the other nodes.
 func (c *Cluster) AddNode(ctx context.Context) (*ClusterNode, error) {
-	if c.options.Flannel == nil {
-		return nil, errors.New("only flannel routes to a node that comes later")
+	if !c.daemons() {
+		return nil, errors.New("only flannel and Calico route to a node that comes later")
 	}
 	c.made++
 	n, err := c.makeNode(ctx, c.made)

@@ -102,8 +102,10 @@ changes nothing still has the pod encoded, decoded and admitted once more.
 */}}
 {{- define "stayput.annotatedPods" -}}
 has(object.metadata.annotations) && (
+{{- if .Values.agent.enabled }}
 'stayput.io/retain-ip' in object.metadata.annotations ||
 'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations ||
+{{- end }}
 ('stayput.io/pools' in object.metadata.annotations ? object.metadata.annotations['stayput.io/pools'] != '' &&
 {{ include "stayput.mayList" (list . "stayput.io" "podippools") }} :
 [{{ include "stayput.spiderpoolOfPods" . }}].exists(k,
@@ -312,8 +314,8 @@ true
 {{/* Values that contradict each other or the cluster. */}}
 {{- define "stayput.validate" -}}
 {{- if not .Values.agent.enabled -}}
-{{- if .Values.pools.enabled -}}
-{{- fail "pools.enabled: pools need agents: expected agent.enabled to be true" -}}
+{{- if and .Values.pools.enabled (not .Values.pools.calico) -}}
+{{- fail "pools.enabled: pools need agents, but for those of mode Calico: expected agent.enabled or pools.calico to be true" -}}
 {{- end -}}
 {{- if lookup "apps/v1" "DaemonSet" .Release.Namespace "stayput-agent" -}}
 {{- fail "agent.enabled: agents run, and they put their nodes back only at an uninstallation: uninstall the release first, then install it with agent.enabled=false" -}}

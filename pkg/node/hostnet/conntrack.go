@@ -3,42 +3,44 @@ package hostnet
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// FlushConntrack deletes every tracked connection that has one of the addresses on either side, before or
-// after translation, and returns how many. The table can have hundreds of thousands of entries, so it is
-// read as a stream; netlink.ConntrackDeleteFilters would hold all of it.
+// Attributes of a request for those connections alone whose tuple has an address as its source; see CTA_FILTER in
+// linux/netfilter/nfnetlink_conntrack.h. Kernels before 5.8 do not know them and tell of all connections.
+const (
+	ctaFilter     = 25
+	filterSource  = 1 << 0
+	filterMembers = 2 // CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS: they have the numbers of the tuples
+)
+
+// bucketsPerEntry is how many empty buckets of its table the kernel walks in the time in which it tells of a
+// connection, and this reads it.
+const bucketsPerEntry = 64
+
+// FlushConntrack deletes every tracked connection that has one of the addresses as its source, or as that of its
+// replies, and returns how many. So it has those to the addresses, too, after translation. The table can have hundreds
+// of thousands of entries, so it is read as a stream, or the kernel chooses; netlink.ConntrackDeleteFilters would hold
+// all of it.
 func FlushConntrack(addrs map[netip.Addr]bool) (n int, err error) {
-	var four, six bool
-	for a := range addrs {
-		four, six = four || a.Is4(), six || a.Is6()
-	}
-	var errs []error
-	for _, family := range []struct {
-		want bool
-		af   uint8
-	}{{four, unix.AF_INET}, {six, unix.AF_INET6}} {
-		if !family.want {
-			continue
-		}
-		stale, err := trackedConnections(family.af, addrs)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		for _, conn := range stale {
-			req := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, family.af)
-			req.AddRawData(conn)
-			switch _, err := req.Execute(unix.NETLINK_NETFILTER, 0); {
-			case err == nil:
-				n++
-			case !errors.Is(err, unix.ENOENT): // the connection has ended meanwhile
-				errs = append(errs, fmt.Errorf("deleting a tracked connection: %w", err))
-			}
+	stale, err := trackedConnections(addrs)
+	errs := []error{err}
+	for _, conn := range stale {
+		req := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, conn[0]) // its family
+		req.AddRawData(conn[nl.SizeofNfgenmsg:])
+		switch _, err := req.Execute(unix.NETLINK_NETFILTER, 0); {
+		case err == nil:
+			n++
+		case !errors.Is(err, unix.ENOENT): // the connection has ended meanwhile
+			errs = append(errs, fmt.Errorf("deleting a tracked connection: %w", err))
 		}
 	}
 	return n, errors.Join(errs...)
@@ -50,28 +52,88 @@ func conntrackRequest(op, flags int, family uint8) *nl.NetlinkRequest {
 	return req
 }
 
-// trackedConnections returns the attributes of the entries of the addresses.
-func trackedConnections(family uint8, addrs map[netip.Addr]bool) (found [][]byte, err error) {
-	req := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family)
+// trackedConnections returns the messages about the connections of the addresses. The kernel walks its whole table for
+// each request. So one for all connections is cheaper than one for each address and tuple, unless there are many.
+func trackedConnections(addrs map[netip.Addr]bool) (found [][]byte, err error) {
+	entries, err := conntrackSize("count")
+	if errors.Is(err, fs.ErrNotExist) || err == nil && entries == 0 { // nothing is tracked
+		return nil, nil
+	}
+	buckets, berr := conntrackSize("buckets")
+	whole := func(family uint8) error {
+		more, _, err := dumpConntrack(conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family), addrs)
+		found = append(found, more...)
+		return err
+	}
+	if err != nil || berr != nil || entries*bucketsPerEntry <= filterMembers*len(addrs)*buckets {
+		return found, whole(unix.AF_UNSPEC)
+	}
+	six, all := false, false
+	for a := range addrs {
+		six = six || a.Is6()
+		for _, tuple := range []int{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_REPLY} {
+			if a.Is6() || all {
+				continue
+			}
+			var more [][]byte
+			more, all, err = dumpConntrack(conntrackOf(a, tuple), addrs)
+			if found = append(found, more...); err != nil {
+				return found, err
+			}
+		}
+	}
+	if six { // asked for the source fd00::1, Linux 6.18 tells of all connections but those from fd00::1
+		err = whole(unix.AF_INET6)
+	}
+	return found, err
+}
+
+// conntrackOf is a request for the connections of which a tuple has the IPv4 address as its source.
+func conntrackOf(a netip.Addr, tuple int) *nl.NetlinkRequest {
+	req := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_INET)
+	of := nl.NewRtAttr(unix.NLA_F_NESTED|tuple, nil)
+	of.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil).AddRtAttr(nl.CTA_IP_V4_SRC, a.AsSlice())
+	req.AddData(of)
+	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
+	filter.AddRtAttr(tuple, nl.Uint32Attr(filterSource))
+	req.AddData(filter)
+	return req
+}
+
+// dumpConntrack returns the messages about the connections of the addresses that a request brings. all says that it
+// has brought others: the kernel knows no filter.
+func dumpConntrack(req *nl.NetlinkRequest, addrs map[netip.Addr]bool) (found [][]byte, all bool, err error) {
 	err = req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(msg []byte) bool {
 		if len(msg) > nl.SizeofNfgenmsg && concerns(msg[nl.SizeofNfgenmsg:], addrs) {
-			found = append(found, append([]byte(nil), msg[nl.SizeofNfgenmsg:]...))
+			found = append(found, append([]byte(nil), msg...))
+		} else {
+			all = true
 		}
 		return true
 	})
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // what was listed is flushed
-		return found, fmt.Errorf("listing tracked connections: %w", err)
+		return found, all, fmt.Errorf("listing tracked connections: %w", err)
 	}
-	return found, nil
+	return found, all, nil
 }
 
-// concerns looks for the addresses in both tuples of an entry:
+// conntrackSize reads how large the table of connections is: the count of this network namespace, or the buckets that
+// all share.
+func conntrackSize(of string) (int, error) {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + of)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
+}
+
+// concerns looks for the addresses as the sources of both tuples of an entry:
 //
-//	CTA_TUPLE_ORIG, CTA_TUPLE_REPLY { CTA_TUPLE_IP { CTA_IP_V4_SRC … CTA_IP_V6_DST } }
+//	CTA_TUPLE_ORIG, CTA_TUPLE_REPLY { CTA_TUPLE_IP { CTA_IP_V4_SRC, CTA_IP_V6_SRC } }
 func concerns(entry []byte, addrs map[netip.Addr]bool) bool {
 	for _, tuple := range attrs(entry, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_REPLY) {
 		for _, ips := range attrs(tuple, nl.CTA_TUPLE_IP) {
-			for _, ip := range attrs(ips, nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST) {
+			for _, ip := range attrs(ips, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC) {
 				if a, ok := netip.AddrFromSlice(ip); ok && addrs[a] {
 					return true
 				}

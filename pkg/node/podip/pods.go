@@ -92,12 +92,12 @@ func (r *record) given() ([]pool.Address, error) {
 	return all, nil
 }
 
-// addressesOf reads a text with addresses, empty if there are none.
+// addressesOf reads a text with addresses, empty if there are none. Those of mode Calico are not for agents.
 func addressesOf(text string) (all []pool.Address, err error) {
 	if text != "" {
 		err = json.Unmarshal([]byte(text), &all)
 	}
-	return all, err
+	return slices.DeleteFunc(all, func(a pool.Address) bool { return a.Mode == pool.Calico }), err
 }
 
 // addrs are the addresses of the pod.

@@ -9,11 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // agentDaemonSet is the DaemonSet of the agents, in the namespace of the installation.
 const agentDaemonSet = "stayput-agent"
+
+// noAgents is the pod of agents that run nowhere: an installation without them says so.
+var noAgents = &corev1.Pod{Spec: corev1.PodSpec{Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+	RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{}, // without terms it matches no node
+}}}}
 
 // findAgents reads on which nodes agents are to run, past the caches, and puts the nodes into the Book again if that
 // has changed. If it cannot be read, what was known stands: without it agents are expected on every node.
@@ -21,14 +27,8 @@ func (c *follower) findAgents(ctx context.Context, s *session) {
 	if c.announcer.installation.Namespace == "" {
 		return
 	}
-	var set appsv1.DaemonSet
-	name := types.NamespacedName{Namespace: c.announcer.installation.Namespace, Name: agentDaemonSet}
-	var is *corev1.Pod
-	switch err := c.live.Get(ctx, name, &set); {
-	case err == nil:
-		from := set.Spec.Template.Spec
-		is = &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: from.NodeSelector, Affinity: from.Affinity}}
-	case !apierrors.IsNotFound(err): // without it no node is known to have no agent
+	is, err := c.readAgents(ctx)
+	if err != nil {
 		if ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Cannot read on which nodes agents are to run")
 		}
@@ -47,6 +47,28 @@ func (c *follower) findAgents(ctx context.Context, s *session) {
 		defer c.unlock()
 		c.agents = nil // the next look lists them
 	}
+}
+
+// readAgents returns a pod as the template of the agents' DaemonSet, nil if that is not there, though agents are wanted.
+func (c *follower) readAgents(ctx context.Context) (*corev1.Pod, error) {
+	var set appsv1.DaemonSet
+	installation := c.announcer.installation
+	err := c.live.Get(ctx, types.NamespacedName{Namespace: installation.Namespace, Name: agentDaemonSet}, &set)
+	if err == nil {
+		of := set.Spec.Template.Spec
+		return &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: of.NodeSelector, Affinity: of.Affinity}}, nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	var is corev1.ConfigMap // without a DaemonSet alone no node is known to have no agent
+	if err := c.live.Get(ctx, installation, &is); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	if is.Data["agents"] == "false" {
+		return noAgents, nil
+	}
+	return nil, nil
 }
 
 // setNodes puts all nodes into the Book again.

@@ -90,12 +90,16 @@ func (c *announcer) readGuard(ctx context.Context) error {
 
 // tell tells the agents whether there are pools.
 func (c *announcer) tell(ctx context.Context, are has) error {
-	annotations := map[string]any{stayputv1alpha1.AnnotationPools: nil, stayputv1alpha1.AnnotationRoutedPools: nil}
+	annotations := map[string]any{stayputv1alpha1.AnnotationPools: nil, stayputv1alpha1.AnnotationRoutedPools: nil,
+		stayputv1alpha1.AnnotationCalicoSubnets: nil}
 	if are.served != "" {
 		annotations[stayputv1alpha1.AnnotationPools] = are.served
 	}
 	if are.routed {
 		annotations[stayputv1alpha1.AnnotationRoutedPools] = "true"
+	}
+	if are.calico != "" {
+		annotations[stayputv1alpha1.AnnotationCalicoSubnets] = are.calico
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {

@@ -108,7 +108,7 @@ func Add(mgr ctrl.Manager, o Options) (*Claimer, error) {
 // New returns a Controller that has read nothing yet. live reads past the caches; cached has the pods.
 func New(cl client.Client, live client.WithWatch, cached client.Reader, informers cache.Informers,
 	o Options) *Controller {
-	w := &writer{state: newState(o), client: cl, live: live}
+	w := &writer{state: newState(o), client: cl, live: live, ipam: newIPAM(live, o.Workloads)}
 	return &Controller{
 		writer:  w,
 		claimer: &Claimer{writer: w, cache: cached},
@@ -157,7 +157,7 @@ func (c *Controller) Reconcile(ctx context.Context, k pool.Key) (reconcile.Resul
 	case pool.KeyPool:
 		err = c.reconcilePool(ctx, s, k.Name)
 	case pool.KeyRecall:
-		err = c.recall(ctx, s)
+		after, err = c.recall(ctx, s)
 	}
 	if Changed(err) {
 		log.FromContext(ctx).V(1).Info("Changed meanwhile, deciding again", "about", k.Kind, "name", k.Name, "err", err)
@@ -185,6 +185,9 @@ func sooner(a, b time.Duration) time.Duration {
 
 // review reviews one address and carries out the plan.
 func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time.Duration, error) {
+	if err := c.observeAllocation(ctx, s, a); err != nil {
+		return 0, err
+	}
 	at := c.now()
 	wanted, retry := pool.Unknown, time.Duration(0)
 	for asked := false; ; {
@@ -210,6 +213,11 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 			return 0, err
 		}
 		c.sayConflict(s, is, plan)
+		if plan.Contact != nil {
+			if err := c.readContacts(ctx, s, plan.Contact); err != nil {
+				return 0, err
+			}
+		}
 		again := until(plan, at)
 		if len(plan.Writes) == 0 {
 			later, err := c.showExpiry(ctx, s, a, plan, at)
@@ -231,7 +239,7 @@ func reference(name string, is *pool.PodIP) *corev1.ObjectReference {
 }
 
 // recall asks all nodes which addresses they have, if the API server may have forgotten some.
-func (c *Controller) recall(ctx context.Context, s *session) error {
+func (c *Controller) recall(ctx context.Context, s *session) (again time.Duration, err error) {
 	at := c.now()
 	c.mu.Lock()
 	plan := s.book.Recall(at)
@@ -240,14 +248,17 @@ func (c *Controller) recall(ctx context.Context, s *session) error {
 		log.FromContext(ctx).Info("Assigning no pool addresses", "reason", plan.Reason, "remedy", plan.Remedy)
 	}
 	if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
-		return err
+		return 0, err
+	}
+	if plan.Contact != nil {
+		return until(plan, at), c.readContacts(ctx, s, plan.Contact)
 	}
 	if len(plan.Writes) > 0 {
 		c.mu.Lock()
 		defer c.unlock()
 		c.enqueueLocked(pool.RecallKey)
 	}
-	return nil
+	return 0, nil
 }
 
 // wanted asks whether the workload of an address wants its pod, and returns when to ask again, zero if only once it

@@ -970,6 +970,57 @@ func TestASuccessorHasItsAddressOnceItsNodeSaysThatItIsGone(t *testing.T) {
 	}
 }
 
+// A deletion cannot be taken back, and may be a mistake: it ends no workload.
+func TestAPoolThatIsBeingDeletedLeavesItsAddressesToTheirPods(t *testing.T) {
+	const addr = "10.6.168.101"
+	hour := hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")
+	blue := aPool("blue", "10.6.168.101-10.6.168.110")
+	a := newAPI(t, hometest.Node("node-1", "a"), blue, asking("web-0", "blue", hour))
+	c := control(t, a)
+	c.works()
+	must.Do(t, a.Delete(t.Context(), blue))
+	ends := func() {
+		t.Helper()
+		pod := bound(t, a, "web-0", "node-1")
+		must.Do(t, a.Delete(t.Context(), pod))
+		a.agent(t, addr, stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
+		c.works()
+	}
+	ends()
+	if _, kept := a.ips(t)[addr]; !kept {
+		t.Fatal("the address is given up before its pod is created again")
+	}
+
+	// Its pod has it again, and no pod gets another one.
+	must.Do(t, a.WithWatch.Create(t.Context(), asking("web-0", "blue", hour, func(p *corev1.Pod) { p.UID = "successor" })))
+	must.Do(t, a.WithWatch.Create(t.Context(), asking("web-1", "blue", hour, made(time.Second))))
+	a.now = a.now.Add(ordinaryWait)
+	c.works()
+	if pod, has := a.pod(t, "web-0"); home.Gated(pod) || len(has) != 1 || has[0].Prefix.Addr().String() != addr {
+		t.Errorf("its pod has %v, gated %t", has, home.Gated(pod))
+	}
+	if pod, has := a.pod(t, "web-1"); !home.Gated(pod) || has != nil {
+		t.Errorf("a new pod has %v, gated %t", has, home.Gated(pod))
+	}
+	if notes := strings.Join(c.notes(), "\n"); !strings.Contains(notes, "pool blue is being deleted") {
+		t.Errorf("said %s", notes)
+	}
+
+	// The pool goes with its last address.
+	ends()
+	must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(blue), blue))
+	ready := meta.FindStatusCondition(blue.Status.Conditions, stayputv1alpha1.ConditionReady)
+	if ready == nil || ready.Reason != "Deleting" || !strings.Contains(ready.Message, "1 address") {
+		t.Errorf("it says %+v", ready)
+	}
+	a.now = a.now.Add(time.Hour)
+	c.open(c.session)
+	c.works()
+	if err := a.Get(t.Context(), client.ObjectKeyFromObject(blue), blue); !apierrors.IsNotFound(err) {
+		t.Errorf("the pool: %v; left are %v", err, a.ips(t))
+	}
+}
+
 // Another machine has the address of a pod: it is quarantined, the pod is ended, its successor gets another address,
 // and everybody concerned hears of the MAC address.
 func TestAPodWhoseAddressAnotherMachineHasGetsAnother(t *testing.T) {

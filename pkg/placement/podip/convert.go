@@ -81,13 +81,19 @@ func stripIP(o *stayputv1alpha1.PodIP, once *cluster.Interner) {
 
 // nodeOf reads a node. agents is the pod template of the agents' DaemonSet, nil if it is not known.
 func nodeOf(o *corev1.Node, agents *corev1.Pod) pool.Node {
-	return pool.Node{
+	is := pool.Node{
 		Name: o.Name, Ready: home.NodeReady(o),
 		Off: slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == pool.OutOfService }),
 		// Agents run on Linux only.
 		Foreign: o.Labels[corev1.LabelOSStable] == string(corev1.Windows) ||
 			o.Labels[pool.AgentLabel] == pool.NoAgent || !selects(agents, o),
 	}
+	for _, condition := range o.Status.Conditions {
+		if condition.Type == corev1.NodeReady && is.Ready {
+			is.ReadySince = condition.LastTransitionTime.Time
+		}
+	}
+	return is
 }
 
 // selects reports whether a DaemonSet has its pods run on a node, as far as node selector and affinity tell: by taints

@@ -65,6 +65,7 @@ func (c *follower) Start(ctx context.Context) error {
 	go c.reflect(ctx, metadata("Namespace"), metadataList("Namespace"), c.toBeLabelled())
 	go c.labels(ctx)
 	go c.lookForSpiderpool(ctx)
+	go c.followsCalico(ctx)
 	for _, known := range []chan struct{}{c.first, c.read} {
 		select {
 		case <-ctx.Done():
@@ -237,6 +238,8 @@ func (c *follower) begin(ctx context.Context) (*session, error) {
 	c.mu.Lock()
 	defer c.unlock()
 	c.session = s
+	clear(c.unready) // the next look is for this Book
+	signal(c.toReserve)
 	for _, o := range c.pools {
 		s.book.SetPool(c.poolLocked(o))
 	}

@@ -43,6 +43,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	count := s.book.Count(name, at)
 	waiting := len(s.book.Waiting(name))
 	held, remedy := s.book.HeldBy(name)
+	strangers := len(s.book.Strangers(name))
 	var is pool.Pool
 	var others []pool.Pool
 	for _, other := range slices.Sorted(maps.Keys(c.pools)) {
@@ -64,6 +65,9 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	overlaps, err := c.overlaps(ctx, is, others)
 	if err != nil {
 		return err
+	}
+	if strangers > 0 {
+		overlaps = append(overlaps, fmt.Sprintf("%d pods that Calico gave them to, which keep them", strangers))
 	}
 	if held != "" {
 		held = fmt.Sprintf("no new allocations: %s: %s", held, remedy)
@@ -90,6 +94,8 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 		set(stayputv1alpha1.ConditionReady, false, "Invalid", is.Invalid.Error())
 	case is.Deleting:
 		set(stayputv1alpha1.ConditionReady, false, "Deleting", plan.Reason)
+	case is.Unready != "":
+		set(stayputv1alpha1.ConditionReady, false, "CalicoNotReady", is.Unready)
 	case is.Disabled:
 		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.allocation: Disabled, so there are no new allocations")
 	case held != "":
@@ -155,6 +161,9 @@ func (c *Controller) overlaps(ctx context.Context, p pool.Pool, others []pool.Po
 		return nil, err
 	}
 	for i := range nodes.Items {
+		if p.Range.Mode == pool.Calico { // whose IPAM uses none of them
+			break
+		}
 		if node := &nodes.Items[i]; in(append(slices.Clone(node.Spec.PodCIDRs), node.Spec.PodCIDR)) {
 			all = append(all, "pods of node "+node.Name)
 		}

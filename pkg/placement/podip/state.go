@@ -3,6 +3,8 @@ package podip
 import (
 	"errors"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +30,7 @@ type state struct {
 	longest   time.Duration // that an address is kept; 0 is no limit
 	toTell    chan struct{} // whether there are pools, perhaps
 	toLabel   chan struct{} // namespaces, perhaps
+	toReserve chan struct{} // subnets of pools of mode Calico, perhaps
 
 	mu     sync.Mutex // guards all below, and sessions
 	served support
@@ -45,6 +48,7 @@ type state struct {
 	namespaces map[string]namespace
 	above      map[string]pool.Workload // of a ReplicaSet, by UID
 	unlabelled map[string]struct{}      // namespaces that the policy has not labelled
+	unready    map[string]string        // why pools of mode Calico give nothing, empty if they give; for the session
 	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
 	session    *session                 // nil if there is no Book
 	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
@@ -54,8 +58,9 @@ type state struct {
 func newState(o Options) *state {
 	c := &state{
 		now: time.Now, workloads: o.Workloads, longest: o.LongestRetention, toTell: make(chan struct{}, 1),
-		toLabel: make(chan struct{}, 1), unlabelled: map[string]struct{}{},
-		first: make(chan struct{}), read: make(chan struct{}),
+		toLabel: make(chan struct{}, 1), toReserve: make(chan struct{}, 1), unlabelled: map[string]struct{}{},
+		unready: map[string]string{},
+		first:   make(chan struct{}), read: make(chan struct{}),
 		unanswered: map[types.NamespacedName]struct{}{}, above: map[string]pool.Workload{},
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 	}
@@ -112,25 +117,26 @@ func (c *state) enqueueLocked(keys ...pool.Key) {
 
 // announce has the agents told whether there are pools, if that may have changed.
 func (c *state) announce() {
-	select {
-	case c.toTell <- struct{}{}:
-	default:
-	}
+	signal(c.toTell)
 }
 
-// has is which pools there are: served as agents are told of them, empty if there are none.
+// has is which pools there are: served as agents are told of them, empty if there are none, and calico the subnets of
+// those of mode Calico.
 type has struct {
-	served string
-	routed bool
+	served, calico string
+	routed         bool
 }
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
-	if len(c.pools) == 0 {
-		return is
-	}
-	served := stayputv1alpha1.ServedPools{Guard: c.guard}
+	served, some := stayputv1alpha1.ServedPools{Guard: c.guard}, false
+	var calico []string
 	for _, o := range c.pools {
+		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // of which no agent knows
+			calico = append(calico, o.Spec.Subnet)
+			continue
+		}
+		some = true
 		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
 		if p, err := netip.ParsePrefix(o.Spec.Subnet); err == nil { // else it gives nothing
 			served.Subnets = append(served.Subnets, p.Masked())
@@ -139,7 +145,11 @@ func (c *state) hasLocked() (is has) {
 			served.Gateways = append(served.Gateways, a)
 		}
 	}
-	is.served = served.Text()
+	if some {
+		is.served = served.Text()
+	}
+	slices.Sort(calico)
+	is.calico = strings.Join(calico, ",")
 	return is
 }
 
@@ -185,12 +195,19 @@ func (c *state) setPoolLocked(o *stayputv1alpha1.PodIPPool) {
 	if c.session != nil {
 		c.session.book.SetPool(c.poolLocked(o))
 	}
+	if o.Spec.Mode == stayputv1alpha1.ModeCalico && (was == nil || was.Generation != o.Generation) {
+		signal(c.toReserve)
+	}
 }
 
 func (c *state) removePoolLocked(name string) {
 	had := c.hasLocked()
 	if delete(c.pools, name); c.hasLocked() != had {
 		c.announce()
+	}
+	if _, known := c.unready[name]; known {
+		delete(c.unready, name)
+		signal(c.toReserve)
 	}
 	if c.session != nil {
 		c.session.book.RemovePool(name)
@@ -235,6 +252,12 @@ func (c *state) answerLocked() {
 func (c *state) poolLocked(o *stayputv1alpha1.PodIPPool) pool.Pool {
 	p := poolOf(o)
 	if !isSpider(o) {
+		if p.Range.Mode == pool.Calico {
+			why, read := c.unready[o.Name]
+			if p.Unready = why; !read {
+				p.Unready = unread
+			}
+		}
 		return p
 	}
 	if p.Invalid != nil {

@@ -22,6 +22,7 @@ import (
 
 	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/calico"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -36,6 +37,7 @@ type writer struct {
 	*state
 	client client.Client
 	live   client.WithWatch // past the cache
+	ipam   *calico.IPAM
 }
 
 // carryOut makes the writes of a plan, in order, until one fails. What they return goes into the Book. pod is the pod
@@ -110,6 +112,8 @@ func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason str
 		}
 	case pool.HoldPool:
 		return c.holdPool(ctx, s, w)
+	case pool.FreeAllocation:
+		return c.freeAllocation(ctx, s, w)
 	case pool.WriteAudit:
 		r, err := c.writeAudit(ctx, w.Audit)
 		if err != nil {
@@ -210,6 +214,9 @@ func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod,
 	annotations := map[string]string{}
 	maps.Copy(annotations, to.Annotations)
 	annotations[stayputv1alpha1.AnnotationAddresses] = string(text)
+	if err := asksCalico(annotations, w.Addresses); err != nil {
+		return err
+	}
 	to.Annotations = annotations
 	to.Affinity.Required = slices.Clone(to.Affinity.Required)
 	to.Affinity.Without = slices.Concat(to.Affinity.Without, w.Without)
@@ -305,7 +312,13 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	var about pool.PodIP
 	switch w := w.(type) {
 	case pool.CreateIP:
-		about = w.PodIP
+		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it
+			if is, err := c.ipam.Observe(ctx, about.Addr); err == nil {
+				c.mu.Lock()
+				s.book.SetAllocation(about.Addr, is)
+				c.unlock()
+			}
+		}
 	case pool.UpdateIP:
 		about = w.PodIP
 	case pool.StatusIP:
@@ -389,6 +402,10 @@ func (p past) Nodes(ctx context.Context) (names []string, err error) {
 		names = append(names, list.Items[i].Name)
 	}
 	return names, nil
+}
+
+func (p past) Allocation(ctx context.Context, a netip.Addr) (pool.Allocation, error) {
+	return p.c.ipam.Observe(ctx, a)
 }
 
 func (p past) Audit(ctx context.Context) (pool.Audit, error) { return p.c.audit(ctx) }

@@ -38,6 +38,10 @@ const PolicyAddresses = "stayput-addresses"
 // agents know by that whether they are to route.
 const AnnotationRoutedPools = "stayput.io/routed-pools"
 
+// AnnotationCalicoSubnets is on the same ConfigMap and names the subnets of all pools of mode Calico, separated by
+// commas. The policy stayput-calico-addresses goes by it.
+const AnnotationCalicoSubnets = "stayput.io/calico-subnets"
+
 // AnnotationAddresses are the addresses of pools that a pod has, as JSON. Only the controller sets it, once, as it
 // removes the gate.
 const AnnotationAddresses = "stayput.io/addresses"

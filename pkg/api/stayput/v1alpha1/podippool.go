@@ -30,12 +30,13 @@ type PodIPPool struct {
 // PodIPPoolSpec says which addresses the pool has, for whom, and how packets find them. A change takes no address from
 // a pod that has it: what is no longer in the pool, or no longer for a namespace, stays with its pod until that ends.
 //
-// +kubebuilder:validation:XValidation:rule="self.mode == 'L2' || !(has(self.gateway) || has(self.routes))",message="gateway and routes are for mode L2: with Routed, pods use the gateway of the node that they run on"
+// +kubebuilder:validation:XValidation:rule="self.mode == 'L2' || !(has(self.gateway) || has(self.routes))",message="gateway and routes are for mode L2: otherwise pods use the gateway of the node that they run on"
 // +kubebuilder:validation:XValidation:rule="!has(self.gateway) || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
 // +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.all(a, a.contains('/') ? !isCIDR(a) || cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, !isIP(p) || cidr(self.subnet).containsIP(p)))",message="addresses: expected addresses in subnet"
 type PodIPPoolSpec struct {
 	// mode is how packets find a pod of the pool. L2: all nodes are on one link, and the pod announces itself there.
-	// Routed: every node has a route to the node that serves the pod.
+	// Routed: every node has a route to the node that serves the pod. Calico: the subnet is part of an IPPool of Calico,
+	// whose IPAM gives the pod its address and whose Felix routes to it.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.mode is immutable: make another pool"
 	Mode PodIPPoolMode `json:"mode"`
 
@@ -94,13 +95,14 @@ type PodIPPoolSpec struct {
 
 // PodIPPoolMode is how packets find the pods of a pool.
 //
-// +kubebuilder:validation:Enum=L2;Routed
+// +kubebuilder:validation:Enum=L2;Routed;Calico
 type PodIPPoolMode string
 
 // The modes.
 const (
 	ModeL2     PodIPPoolMode = "L2"
 	ModeRouted PodIPPoolMode = "Routed"
+	ModeCalico PodIPPoolMode = "Calico"
 )
 
 // PodIPPoolAllocation is whether a pool gives addresses to pods that have none.

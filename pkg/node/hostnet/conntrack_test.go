@@ -1,0 +1,99 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
+)
+
+// flow is a connection that the kernel is to track: who asks whom, and who replies to whom, which differs if an address
+// is translated.
+type flow struct{ src, dst, replies, to string }
+
+func (f flow) track(h *netlink.Handle, port uint16) error {
+	tuple := func(src, dst string, from, to uint16) netlink.IPTuple {
+		return netlink.IPTuple{SrcIP: netip.MustParseAddr(src).AsSlice(), DstIP: netip.MustParseAddr(dst).AsSlice(),
+			SrcPort: from, DstPort: to, Protocol: unix.IPPROTO_UDP}
+	}
+	family := netlink.InetFamily(unix.AF_INET)
+	if netip.MustParseAddr(f.src).Is6() {
+		family = unix.AF_INET6
+	}
+	return h.ConntrackCreate(netlink.ConntrackTable, family, &netlink.ConntrackFlow{FamilyType: uint8(family),
+		Forward: tuple(f.src, f.dst, port, 80), Reverse: tuple(f.replies, f.to, 80, port), TimeOut: 600})
+}
+
+// The kernel is asked in another way if there are many.
+func TestTheConnectionsOfAddressesAreFlushedAmongFewAndAmongMany(t *testing.T) {
+	pods := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true, netip.MustParseAddr("2001:db8::5"): true}
+	stale := []flow{
+		{"192.0.2.5", "192.0.2.9", "192.0.2.9", "192.0.2.5"},
+		{"192.0.2.8", "192.0.2.5", "192.0.2.5", "192.0.2.8"},
+		{"192.0.2.8", "10.96.0.1", "192.0.2.5", "192.0.2.8"},      // by its Service
+		{"192.0.2.5", "198.51.100.1", "198.51.100.1", "10.0.0.1"}, // masqueraded
+		{"2001:db8::5", "2001:db8::9", "2001:db8::9", "2001:db8::5"},
+		{"2001:db8::8", "2001:db8::5", "2001:db8::5", "2001:db8::8"},
+	}
+	others := []flow{
+		{"192.0.2.8", "192.0.2.9", "192.0.2.9", "192.0.2.8"}, {"2001:db8::8", "2001:db8::9", "2001:db8::9", "2001:db8::8"},
+	}
+	for name, many := range map[string]bool{"few": false, "many": true} {
+		t.Run(name, func(t *testing.T) {
+			nodetest.In(t, nodetest.Netns(t, t.TempDir(), "node"), func() error {
+				h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+				must.Do(t, err)
+				defer h.Close()
+				for i, f := range slices.Concat(stale, others) {
+					must.Do(t, f.track(h, uint16(1000+i)))
+				}
+				left := len(others)
+				if many {
+					buckets, err := conntrackSize("buckets")
+					must.Do(t, err)
+					for i := range filterMembers*len(pods)*buckets/bucketsPerEntry + 1 {
+						a := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(10<<24+i)))).String()
+						must.Do(t, flow{a, "192.0.2.9", "192.0.2.9", a}.track(h, 2000))
+						left++
+					}
+				}
+				n, err := FlushConntrack(pods)
+				if err != nil || n != len(stale) {
+					t.Errorf("flushed %d, want %d: %v", n, len(stale), err)
+				}
+				if is, err := conntrackSize("count"); err != nil || is != left {
+					t.Errorf("left are %d, want %d: %v", is, left, err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A kernel that knows no filter tells of all connections, at the first request.
+func TestAKernelWithoutFiltersIsAskedOnce(t *testing.T) {
+	nodetest.In(t, nodetest.Netns(t, t.TempDir(), "node"), func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+		must.Do(t, err)
+		defer h.Close()
+		must.Do(t, flow{"192.0.2.8", "192.0.2.5", "192.0.2.5", "192.0.2.8"}.track(h, 1000))
+		must.Do(t, flow{"192.0.2.8", "192.0.2.9", "192.0.2.9", "192.0.2.8"}.track(h, 1001))
+		pods := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}
+		for a := range pods {
+			req := conntrackOf(a, nl.CTA_TUPLE_ORIG)
+			req.Data = req.Data[:1] // as if it had none
+			found, all, err := dumpConntrack(req, pods)
+			if len(found) != 1 || !all || err != nil {
+				t.Errorf("found %d, all %t, %v", len(found), all, err)
+			}
+		}
+		return nil
+	})
+}

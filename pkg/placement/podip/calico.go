@@ -1,0 +1,254 @@
+package podip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/calico"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// This file is for pools of mode Calico: it reserves their subnets in Calico's IPAM, and asks that about addresses.
+
+// unread is why a pool of mode Calico gives nothing until Calico's configuration was read.
+const unread = "Calico's configuration has not been read yet"
+
+// newIPAM returns the IPAM of the cluster's Calico.
+func newIPAM(live client.Client, workloads *cluster.Workloads) *calico.IPAM {
+	return calico.New(live, func(gvk schema.GroupVersionKind) (bool, error) {
+		_, err := workloads.Served(gvk)
+		if errors.Is(err, cluster.ErrNotServed) || apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	}, time.Now)
+}
+
+// followsCalico keeps the subnets of pools of mode Calico reserved, and says why pods cannot have addresses of one,
+// until ctx ends. While there is such a pool it reads Calico's configuration every [cluster.LookupEvery].
+func (c *follower) followsCalico(ctx context.Context) {
+	reserved := true // something may be, from before
+	for {
+		c.mu.Lock()
+		var pools []*stayputv1alpha1.PodIPPool
+		for _, name := range slices.Sorted(maps.Keys(c.pools)) {
+			if o := c.pools[name]; o.Spec.Mode == stayputv1alpha1.ModeCalico {
+				pools = append(pools, o)
+			}
+		}
+		known, s := c.served == idle || c.served == serving, c.session
+		c.unlock()
+		pause := cluster.LookupEvery
+		if known && (reserved || len(pools) > 0) {
+			var err error
+			if reserved, err = c.reserve(ctx, s, pools); err != nil && len(pools) > 0 && ctx.Err() == nil {
+				log.FromContext(ctx).Error(err, "Cannot serve pools of mode Calico")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.toReserve:
+		case <-time.After(pause):
+		}
+	}
+}
+
+// reserve reserves the subnets of pools, and takes back the reservations of pools that are no more. It reports whether
+// any are left. After an error that says nothing about Calico, what was known of the pools stands.
+func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1alpha1.PodIPPool) (left bool, err error) {
+	config, err := c.ipam.Read(ctx)
+	switch {
+	case errors.Is(err, calico.ErrNotServed):
+		c.setUnready(s, pools, "the API server has no IPAM of Calico: Calico is not installed, or keeps its data in an etcd "+
+			"of its own, which is not supported")
+		return false, nil
+	case apierrors.IsForbidden(err):
+		c.setUnready(s, pools, fmt.Sprintf("%v: install stayput with pools.calico=true", err))
+		return len(pools) > 0, nil
+	case err != nil:
+		return true, err
+	}
+	var errs []error
+	for _, o := range pools {
+		why, err := c.prepare(ctx, s, config, o)
+		if err != nil && !apierrors.IsForbidden(err) {
+			errs = append(errs, err)
+			continue
+		}
+		if err != nil {
+			why = fmt.Sprintf("%v: install stayput with pools.calico=true", err)
+		}
+		c.setUnready(s, []*stayputv1alpha1.PodIPPool{o}, why)
+	}
+	for _, name := range config.Reservations() {
+		if slices.ContainsFunc(pools, func(o *stayputv1alpha1.PodIPPool) bool { return o.Name == name }) {
+			left = true
+		} else if err := c.ipam.Unreserve(ctx, config, name); err != nil {
+			left, errs = true, append(errs, err)
+		}
+	}
+	return left || len(pools) > 0, errors.Join(errs...)
+}
+
+// prepare reserves the subnet of a pool and finds out which of its addresses ordinary pods have. why says why pods
+// cannot start with addresses of the pool, empty if they can.
+func (c *follower) prepare(ctx context.Context, s *session, config *calico.Config, o *stayputv1alpha1.PodIPPool) (
+	why string, err error) {
+	r, err := pool.Parse(o.Spec)
+	if err != nil {
+		return err.Error(), nil
+	}
+	why = config.Refuses(r.Subnet)
+	since := config.Reserved(o.Name, r.Subnet)
+	if since.IsZero() {
+		if why != "" && len(config.Reservations()) == 0 { // nothing to protect
+			return why, nil
+		}
+		if err := c.ipam.Reserve(ctx, config, o.Name, r.Subnet); err != nil {
+			return "", err
+		}
+		since = c.now()
+		log.FromContext(ctx).Info("Reserved a subnet in Calico's IPAM", "pool", o.Name, "subnet", r.Subnet)
+	}
+	if why != "" {
+		return why, nil
+	}
+	if left := since.Add(calico.ReserveSettles).Sub(c.now()); left > 0 {
+		time.AfterFunc(left, func() { signal(c.toReserve) })
+		return fmt.Sprintf("its subnet was reserved in Calico's IPAM just now, and pods that are starting may still get "+
+			"addresses of it: wait until %s", since.Add(calico.ReserveSettles).UTC().Format(time.RFC3339)), nil
+	}
+	c.mu.Lock()
+	scan := s == nil || c.unready[o.Name] != "" || len(s.book.Strangers(o.Name)) > 0
+	_, looked := c.unready[o.Name]
+	c.unlock()
+	if s == nil {
+		return unread, nil
+	}
+	if !scan && looked {
+		return "", nil
+	}
+	at := c.now()
+	all, err := c.ipam.Allocated(ctx, r.Subnet)
+	if err != nil {
+		return "", err
+	}
+	c.mu.Lock()
+	defer c.unlock()
+	s.book.SetAllocations(o.Name, all, at)
+	return "", nil
+}
+
+// setUnready notes why pools of mode Calico give nothing, for the Book that was looked at: another one begins without
+// what this one knows.
+func (c *follower) setUnready(s *session, pools []*stayputv1alpha1.PodIPPool, why string) {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.session != s {
+		signal(c.toReserve)
+		return
+	}
+	for _, o := range pools {
+		was, known := c.unready[o.Name]
+		if c.unready[o.Name] = why; known && was == why || c.pools[o.Name] == nil || s == nil {
+			continue
+		}
+		s.book.SetPool(c.poolLocked(c.pools[o.Name]))
+	}
+}
+
+// signal delivers a signal, unless one is waiting.
+func signal(to chan<- struct{}) {
+	select {
+	case to <- struct{}{}:
+	default:
+	}
+}
+
+// observeAllocation puts into the Book what Calico's IPAM says of an address, if that matters to its review.
+func (c *writer) observeAllocation(ctx context.Context, s *session, a netip.Addr) error {
+	c.mu.Lock()
+	ask := s.book.ToObserve(a)
+	c.unlock()
+	if !ask {
+		return nil
+	}
+	is, err := c.ipam.Observe(ctx, a)
+	if err != nil {
+		return fmt.Errorf("asking Calico's IPAM about %s: %w", a, err)
+	}
+	c.mu.Lock()
+	defer c.unlock()
+	s.book.SetAllocation(a, is)
+	return nil
+}
+
+// readContacts reads when the Leases of nodes were renewed, past the caches.
+func (c *writer) readContacts(ctx context.Context, s *session, nodes []string) error {
+	var leases coordinationv1.LeaseList
+	at := c.now()
+	if len(nodes) == 1 {
+		var lease coordinationv1.Lease
+		name := types.NamespacedName{Namespace: corev1.NamespaceNodeLease, Name: nodes[0]}
+		if err := c.live.Get(ctx, name, &lease); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("reading the Lease of node %s: %w", nodes[0], err)
+		}
+		leases.Items = []coordinationv1.Lease{lease}
+	} else if err := c.live.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
+		return fmt.Errorf("listing the Leases of nodes: %w", err)
+	}
+	c.mu.Lock()
+	defer c.unlock()
+	for _, lease := range leases.Items {
+		if lease.Spec.RenewTime != nil {
+			s.book.SetContact(lease.Name, lease.Spec.RenewTime.Time, at)
+		}
+	}
+	return nil
+}
+
+// freeAllocation frees an address in Calico's IPAM.
+func (c *writer) freeAllocation(ctx context.Context, s *session, w pool.FreeAllocation) error {
+	if err := c.ipam.Free(ctx, w.Addr, w.Allocation); err != nil {
+		return err
+	}
+	log.FromContext(ctx).Info("Freed an address in Calico's IPAM", "address", w.Addr,
+		"pod", w.Allocation.Namespace+"/"+w.Allocation.Pod, "node", w.Allocation.Node)
+	c.mu.Lock()
+	defer c.unlock()
+	s.book.SetAllocation(w.Addr, pool.Allocation{At: c.now()})
+	return nil
+}
+
+// asksCalico puts the annotation by which Calico's plugin gives a pod its addresses among those that it is given.
+func asksCalico(annotations map[string]string, addresses []pool.Address) error {
+	var asked []string
+	for _, a := range addresses {
+		if a.Mode == pool.Calico {
+			asked = append(asked, a.Prefix.Addr().String())
+		}
+	}
+	if asked == nil {
+		return nil
+	}
+	text, err := json.Marshal(asked)
+	annotations[calico.AnnotationAddresses] = string(text)
+	return err
+}

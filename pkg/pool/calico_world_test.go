@@ -1,0 +1,239 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// This file is Calico in the world of the model: its IPAM, which is an actor with objects in the API server, its CNI
+// plugin, Felix, and the garbage collection of its controllers. What they do is what real Calico was seen to do; see
+// docs/design.md. An agent's connection stands for Felix's, kubelet's for that of the CNI plugin.
+
+// gcGrace is the leakGracePeriod of the garbage collection: shorter than anybody sets it.
+const gcGrace = deletedBy + 5*time.Second
+
+// calico is what the world knows besides the allocations, which the API server has.
+type calico struct {
+	leaks map[netip.Addr]leak
+	freed int // allocations that a controller freed
+	gced  int // that the garbage collection did, of nodes that exist
+}
+
+// leak is an allocation that the garbage collection takes for a leak.
+type leak struct {
+	handle string
+	since  time.Time
+}
+
+// becomeCalico makes all pools those of Calico.
+func (w *world) becomeCalico() {
+	w.calico = &calico{leaks: map[netip.Addr]leak{}}
+	w.blocks = map[netip.Addr]Allocation{}
+	for _, name := range w.pools.keys() {
+		is := w.pools.objs[name]
+		is.Spec.Mode = Calico
+		w.pools.put(name, is)
+	}
+	for _, name := range w.hosts.keys() {
+		host := w.hosts.objs[name]
+		host.Foreign, host.ReadySince = true, w.now.Add(-time.Hour)
+		w.hosts.put(name, host)
+	}
+}
+
+// Allocation is a live read of a block.
+func (w *world) Allocation(_ context.Context, a netip.Addr) (Allocation, error) {
+	is := w.blocks[a]
+	is.At = w.Now()
+	return is, nil
+}
+
+// observe is what a controller reads before it reviews an address.
+func (w *world) observe(c *controller, a netip.Addr) {
+	if w.calico != nil && c.book.ToObserve(a) {
+		is, _ := w.Allocation(context.Background(), a)
+		c.book.SetAllocation(a, is)
+	}
+}
+
+// scan is what a controller reads of all blocks of its pools.
+func (w *world) scan(c *controller) {
+	if w.calico == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
+		all := map[netip.Addr]Allocation{}
+		for a := range w.blocks {
+			if c.book.pools[name].Range.Subnet.Contains(a) {
+				all[a], _ = w.Allocation(context.Background(), a)
+			}
+		}
+		c.book.SetAllocations(name, all, w.Now())
+	}
+}
+
+// contacts is what a controller reads of Leases.
+func (w *world) contacts(c *controller, nodes []string) {
+	for _, n := range w.nodes {
+		if slices.Contains(nodes, n.name) && !n.renewed.IsZero() {
+			c.book.SetContact(n.name, n.renewed, w.Now())
+		}
+	}
+}
+
+func (w *world) allocate(a netip.Addr, n *node, p Pod, handle string) {
+	w.blocks[a] = Allocation{Handle: handle, Namespace: p.Namespace, Pod: p.Name, Node: n.name, Version: w.version()}
+}
+
+// handleOf is the handle of a pod's sandbox: each has another one.
+func (w *world) handleOf(uid UID) string {
+	w.n++
+	return fmt.Sprintf("%s.%d", uid, w.n)
+}
+
+// calicoAdds is an ADD of Calico's plugin. It reads the pod by its name, as the API server has it, and asks for the
+// addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them.
+func (w *world) calicoAdds(n *node, p Pod) {
+	is, exists := w.pods.objs[p.Name]
+	if !n.kubelet || !exists {
+		return
+	}
+	if is.Assigned == nil { // an ordinary address
+		n.sandboxes[p.UID] = &sandbox{uid: p.UID}
+		n.owners[p.UID] = p
+		return
+	}
+	if is.Node == n.name && is.ReportedIP.IsValid() {
+		for _, a := range is.Assigned {
+			if held := w.blocks[a.Prefix.Addr()]; held.Handle != "" {
+				w.logf("%s: ADD of %s %s releases %s, which %s has", n.name, p.Name, p.UID, a.Prefix.Addr(), held.Handle)
+				delete(w.blocks, a.Prefix.Addr())
+			}
+		}
+	}
+	for _, a := range is.Assigned {
+		if held := w.blocks[a.Prefix.Addr()]; held.Handle != "" {
+			w.logf("%s: ADD of %s %s fails: %s has %s", n.name, p.Name, p.UID, held.Handle, a.Prefix.Addr())
+			return
+		}
+	}
+	handle := w.handleOf(p.UID)
+	for _, a := range is.Assigned {
+		w.allocate(a.Prefix.Addr(), n, p, handle)
+	}
+	for uid, other := range n.sandboxes { // of one name there is one interface
+		if uid != p.UID && n.owners[uid].Name == p.Name {
+			other.up = false
+		}
+	}
+	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: is.Assigned, handle: handle, up: is.Node == n.name}
+	n.owners[p.UID] = p
+	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
+	if is.UID == p.UID && is.Node == n.name {
+		is.ReportedIP, is.Version = is.Assigned[0].Prefix.Addr(), w.version()
+		w.pods.put(p.Name, is)
+	}
+}
+
+// calicoDels is the DEL of a sandbox that has ended, which releases by its handle. Without the API server it fails, and
+// comes later.
+func (w *world) calicoDels(n *node, uid UID) {
+	if w.calico == nil {
+		return
+	}
+	if s := n.sandboxes[uid]; s != nil && s.handle != "" {
+		n.dels = append(n.dels, s.handle)
+	}
+	w.lateDels(n)
+}
+
+// lateDels are the DELs that a node owes.
+func (w *world) lateDels(n *node) {
+	if !n.on || !n.kubelet || !(w.calm || w.some(70)) {
+		return
+	}
+	for _, handle := range n.dels {
+		for _, a := range slices.SortedFunc(maps.Keys(w.blocks), netip.Addr.Compare) {
+			if w.blocks[a].Handle == handle {
+				w.logf("%s: DEL of %s frees %s", n.name, handle, a)
+				delete(w.blocks, a)
+			}
+		}
+	}
+	n.dels = nil
+}
+
+// felixActs is Felix, which has a pod answer while the API server has it on the node, and no longer.
+func (w *world) felixActs(n *node) {
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		s := n.sandboxes[uid]
+		is, exists := w.pods.objs[n.owners[uid].Name]
+		up := exists && is.UID == uid && is.Node == n.name && !is.Terminal
+		if s.up && !up {
+			w.logf("%s: Felix cuts %s off", n.name, uid)
+		}
+		s.up = up
+	}
+}
+
+// renews is kubelet that renews its Lease. By then Felix knows what kubelet could know, or kubelet itself has ended
+// what the cluster has no more: that a node is in contact whose Felix is dead for good, and whose kubelet ends nothing,
+// is not excused by Calico either.
+func (w *world) renews(n *node) {
+	if !n.on || !n.kubelet {
+		return
+	}
+	if !n.agent {
+		for uid := range n.sandboxes {
+			if !w.hasPod(uid) {
+				return
+			}
+		}
+	} else {
+		w.felixActs(n)
+	}
+	n.renewed = w.now
+}
+
+// collects is a look of the garbage collection of Calico's controllers: allocationIsValid and checkAllocations of
+// kube-controllers/pkg/controllers/node/ipam.go.
+func (w *world) collects() {
+	for _, a := range slices.SortedFunc(maps.Keys(w.blocks), netip.Addr.Compare) {
+		is := w.blocks[a]
+		pod, exists := w.pods.objs[is.Pod]
+		_, host := w.hosts.objs[is.Node]
+		valid := exists && (pod.Node == "" || !host || pod.Node == is.Node) &&
+			(!pod.ReportedIP.IsValid() || pod.has(a))
+		if valid {
+			delete(w.calico.leaks, a)
+			continue
+		}
+		known, seen := w.calico.leaks[a]
+		if !seen || known.handle != is.Handle {
+			known = leak{is.Handle, w.now}
+			w.calico.leaks[a] = known
+		}
+		if host && w.now.Sub(known.since) < gcGrace {
+			continue
+		}
+		w.logf("Calico collects %s, which %s had on %s", a, is.Handle, is.Node)
+		delete(w.blocks, a)
+		delete(w.calico.leaks, a)
+		if host {
+			w.calico.gced++
+		}
+	}
+}
+
+// blocked reports whether a pod cannot start because of an allocation of its own: its node lost the sandbox, with what
+// the runtime knew of it, before Calico's plugin had noted that the pod has the address. Calico keeps it while the pod
+// exists; once that is deleted, it is freed here.
+func (w *world) blocked(p Pod) bool {
+	return w.calico != nil && !p.ReportedIP.IsValid() && slices.ContainsFunc(p.Assigned, func(a Address) bool {
+		return w.blocks[a.Prefix.Addr()].Pod == p.Name
+	})
+}
