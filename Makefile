@@ -138,7 +138,7 @@ compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUN
 	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI)) \
 		$(if $(GATE),-gate=$(GATE))
 
-apps: ## Redis Cluster, etcd, ZooKeeper, a registry without and with stayput: pods deleted, rolled, drained, a power loss
+apps: ## Redis Cluster, etcd, ZooKeeper, a registry without and with stayput: deleted, rolled, drained, power losses; APP=etcd
 	$(GO) build -o bin/apps ./test/apps
 	bin/apps $(if $(APP),-app=$(APP))
 
