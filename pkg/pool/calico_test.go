@@ -10,9 +10,10 @@ import (
 // fencing is an address of mode Calico whose pod web-0 ended on node-1 a second ago, and is free since then.
 func fencing(change ...func(*Situation)) Situation {
 	s := Situation{
-		Now: noon, Nodes: map[string]Node{"node-1": {Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true}},
-		IP: &PodIP{Addr: netip.MustParseAddr("10.244.240.1"), Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "old",
-			StatusUID: "old", Phase: Bound, Node: "node-1"},
+		Now:   noon,
+		Nodes: map[string]Node{"node-1": {Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true}},
+		IP: &PodIP{Addr: netip.MustParseAddr("10.244.240.1"), Mode: Calico, Namespace: "default", PodName: "web-0",
+			PodUID: "old", StatusUID: "old", Phase: Bound, Node: "node-1"},
 		End:        &End{Node: "node-1", Final: true, Started: true, At: noon.Add(-time.Second)},
 		Allocation: &Allocation{At: noon, Since: noon},
 		Contacts:   map[string]contact{},
@@ -22,6 +23,9 @@ func fencing(change ...func(*Situation)) Situation {
 	}
 	return s
 }
+
+// with are changes of a Situation.
+type with []func(*Situation)
 
 func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 	is := func(pod, node string) func(*Situation) {
@@ -39,6 +43,12 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 	lost := node(func(n *Node) { n.Ready = false })
 	off := node(func(n *Node) { n.Ready, n.Off = false, true })
 	deleted := func(s *Situation) { delete(s.Nodes, "node-1") }
+	unasked := func(s *Situation) { s.Allocation = nil }
+	stale := func(s *Situation) { s.Allocation.At = noon.Add(-time.Minute) }
+	failed := func(s *Situation) { s.Pod = &Pod{UID: "old", Terminal: true} }
+	restored := func(s *Situation) { s.End.Predates = true }
+	retained := func(s *Situation) { s.IP.Phase = Retained }
+	nowhere := func(s *Situation) { s.End.Node, s.IP.Node = "", "" }
 	late := func(s *Situation) { s.End.At = noon.Add(-time.Minute) }
 	unseen := func(s *Situation) { s.End = nil }
 	unstarted := func(s *Situation) { s.End.Started, s.IP.Phase, s.IP.StatusUID = false, "", "" }
@@ -49,37 +59,41 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 		return func(s *Situation) { s.Contacts["node-1"] = contact{since: noon.Add(-d)} }
 	}
 	for name, c := range map[string]struct {
-		in      []func(*Situation)
+		in      with
 		verdict Verdict
 		frees   bool
 		says    string
 	}{
 		"free at once":                    {nil, Yes, false, "has freed the address"},
-		"not asked":                       {[]func(*Situation){func(s *Situation) { s.Allocation = nil }}, Wait, false, "not been asked"},
-		"asked long ago":                  {[]func(*Situation){func(s *Situation) { s.Allocation.At = noon.Add(-time.Minute) }}, Wait, false, "not been asked"},
-		"the pod exists, and failed":      {[]func(*Situation){func(s *Situation) { s.Pod = &Pod{UID: "old", Terminal: true} }}, Wait, false, "still exists"},
-		"free, and the node is lost":      {[]func(*Situation){lost}, Never, false, "Calico may have freed"},
-		"free, and the node is off":       {[]func(*Situation){off}, Yes, false, "out of service"},
-		"free, and deleted":               {[]func(*Situation){deleted}, Yes, false, "is deleted"},
-		"free, but it predates a restore": {[]func(*Situation){func(s *Situation) { s.End.Predates = true }}, Wait, false, "has to be in contact"},
-		"free late":                       {[]func(*Situation){late}, Wait, false, "has to be in contact"},
-		"free late, contact before":       {[]func(*Situation){late, since(20 * time.Second), contacted(30 * time.Second)}, Wait, false, "in contact"},
-		"free late, contact since":        {[]func(*Situation){late, since(20 * time.Second), contacted(10 * time.Second)}, Yes, false, "is in contact"},
-		"the same, Ready just now": {[]func(*Situation){late, since(20 * time.Second), contacted(10 * time.Second),
-			node(func(n *Node) { n.ReadySince = noon.Add(-30 * time.Second) })}, Wait, false, "in contact"},
-		"its end was not seen": {[]func(*Situation){unseen, since(20 * time.Second), contacted(10 * time.Second)}, Yes, false, "is in contact"},
-		"it had not started":   {[]func(*Situation){unstarted}, Wait, false, "before it had started"},
-		"it had not started, long ago": {[]func(*Situation){unstarted, late, since(3 * time.Minute), contacted(30 * time.Second)},
+		"not asked":                       {with{unasked}, Wait, false, "not been asked"},
+		"asked long ago":                  {with{stale}, Wait, false, "not been asked"},
+		"the pod exists, and failed":      {with{failed}, Wait, false, "still exists"},
+		"free, and the node is lost":      {with{lost}, Never, false, "Calico may have freed"},
+		"free, and the node is off":       {with{off}, Yes, false, "out of service"},
+		"free, and deleted":               {with{deleted}, Yes, false, "is deleted"},
+		"free, but it predates a restore": {with{restored}, Wait, false, "has to be in contact"},
+		"free late":                       {with{late}, Wait, false, "has to be in contact"},
+		"free late, contact before": {with{late, since(20 * time.Second), contacted(30 * time.Second)},
+			Wait, false, "in contact"},
+		"free late, contact since": {with{late, since(20 * time.Second), contacted(10 * time.Second)},
 			Yes, false, "is in contact"},
-		"never had a node":          {[]func(*Situation){unstarted, func(s *Situation) { s.End.Node, s.IP.Node = "", "" }}, Yes, false, "never had a node"},
-		"its own":                   {[]func(*Situation){is("web-0", "node-1")}, Wait, false, "has not freed"},
-		"its own, and lost":         {[]func(*Situation){is("web-0", "node-1"), lost}, Never, false, "may still run"},
-		"its own, and off":          {[]func(*Situation){is("web-0", "node-1"), off}, Wait, true, "out of service"},
-		"its own, and deleted":      {[]func(*Situation){is("web-0", "node-1"), deleted}, Wait, true, "is deleted"},
-		"its own, and abandoned":    {[]func(*Situation){is("web-0", "node-1"), since(3 * time.Minute), contacted(time.Minute)}, Wait, true, "has not freed"},
-		"its own, without contact":  {[]func(*Situation){is("web-0", "node-1"), since(3 * time.Minute)}, Wait, false, "has not freed"},
-		"another pod's":             {[]func(*Situation){is("thief", "node-2")}, Never, false, "pod default/thief has it"},
-		"another's, once it was ok": {[]func(*Situation){is("thief", "node-2"), func(s *Situation) { s.IP.Phase = Retained }}, Never, false, "thief"},
+		"the same, Ready just now": {with{late, since(20 * time.Second), contacted(10 * time.Second),
+			node(func(n *Node) { n.ReadySince = noon.Add(-30 * time.Second) })}, Wait, false, "in contact"},
+		"its end was not seen": {with{unseen, since(20 * time.Second), contacted(10 * time.Second)},
+			Yes, false, "is in contact"},
+		"it had not started": {with{unstarted}, Wait, false, "before it had started"},
+		"it had not started, long ago": {with{unstarted, late, since(3 * time.Minute), contacted(30 * time.Second)},
+			Yes, false, "is in contact"},
+		"never had a node":     {with{unstarted, nowhere}, Yes, false, "never had a node"},
+		"its own":              {with{is("web-0", "node-1")}, Wait, false, "has not freed"},
+		"its own, and lost":    {with{is("web-0", "node-1"), lost}, Never, false, "may still run"},
+		"its own, and off":     {with{is("web-0", "node-1"), off}, Wait, true, "out of service"},
+		"its own, and deleted": {with{is("web-0", "node-1"), deleted}, Wait, true, "is deleted"},
+		"its own, and abandoned": {with{is("web-0", "node-1"), since(3 * time.Minute), contacted(time.Minute)},
+			Wait, true, "has not freed"},
+		"its own, without contact":  {with{is("web-0", "node-1"), since(3 * time.Minute)}, Wait, false, "has not freed"},
+		"another pod's":             {with{is("thief", "node-2")}, Never, false, "pod default/thief has it"},
+		"another's, once it was ok": {with{is("thief", "node-2"), retained}, Never, false, "thief"},
 	} {
 		f := Fence(fencing(c.in...))
 		if f.Verdict != c.verdict || f.Frees != c.frees || !strings.Contains(f.Reason, c.says) {

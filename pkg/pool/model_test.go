@@ -300,8 +300,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
 // before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was told
 // is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; that the newest mark counts,
-// TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when, TestWhatCalicoSaidBeforeThePodsEndSaysNothing
-// and TestCalicosWordCountsOnlyWithThatOfTheNode; the other rules without a seed,
+// TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
+// TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {

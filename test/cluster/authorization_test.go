@@ -345,7 +345,8 @@ var rights = func() []right {
 		{"release an address of a pool", asOverseer, merge(podIPKind, "10.6.168.102", `{spec: {release: Now}}`), false},
 		{"create a pool", asOverseer, create(newPool("mode: L2, subnet: 10.7.0.0/16")), false},
 	}
-	for i, as := range []func(*guard) *rest.Config{asAgent, asController} { // where there are pools, the controller reads more
+	// Where there are pools, the controller reads whether the installation has agents.
+	for i, as := range []func(*guard) *rest.Config{asAgent, asController} {
 		all = append(all,
 			right{"watch the installation", as,
 				follow(cmKind, lab.SystemNamespace, "metadata.name=stayput-installation"), true},

@@ -192,8 +192,8 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	// 5. What Calico is told meanwhile is said, and what runs is left alone.
 	running := places(t, c, ns, "web", 3, nil)
 	strict := func(is bool) {
-		apply(t, c, "", fmt.Sprintf("apiVersion: crd.projectcalico.org/v1\nkind: IPAMConfig\nmetadata: {name: default}\n"+
-			"spec: {strictAffinity: %t, autoAllocateBlocks: true}\n", is))
+		kubectl(t, c, "patch", "ipamconfig.crd.projectcalico.org", "default", "--type=merge", "-p",
+			fmt.Sprintf(`{"spec": {"strictAffinity": %t}}`, is))
 	}
 	strict(true)
 	poolSays(t, c, "blue", "False", "strictAffinity")
