@@ -124,9 +124,9 @@ const observedGood = 10 * time.Second
 // collection of Calico's runs so soon. A grace period shorter than this makes Calico itself unsafe.
 const deletedBy = 20 * time.Second
 
-// addWithin is how long an ADD may be under way that has read its pod before that was deleted: it waits for the plugin's
-// lock, then up to 90 s for the API server. If it allocates the address once that is another pod's, and its node is cut
-// off then, Calico's garbage collection frees the address of a pod that answers.
+// addWithin is how long an ADD may be under way that has read its pod before that was deleted: it waits for the
+// plugin's lock, then up to 90 s for the API server. If it allocates the address once that is another pod's, and its
+// node is cut off then, Calico's garbage collection frees the address of a pod that answers.
 const addWithin = 2 * time.Minute
 
 // felixGrace is how long a node must have been Ready until its Felix surely knows which pods it has: longer than that

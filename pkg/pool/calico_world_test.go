@@ -101,8 +101,8 @@ type reading struct{ pod, is Pod }
 
 // calicoAdds is an ADD of Calico's plugin. It reads the pod by its name, as the API server has it, and asks for the
 // addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them. The first
-// ADD of a pod may take long. Left out is that a sandbox crashes while its pod is deleted by force, just before its node
-// is cut off.
+// ADD of a pod may take long. Left out is that a sandbox crashes while its pod is deleted by force, just before its
+// node is cut off.
 func (w *world) calicoAdds(n *node, p Pod) {
 	is, exists := w.pods.objs[p.Name]
 	if !n.kubelet || !exists {

@@ -298,11 +298,11 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // TestAReportBarsWhatWasAskedForAndIsNotHere; that a mark of the future counts as lost,
 // TestARestoreIsNoticedThoughAClockWasWrong; that an agent speaks of no other node's pods, which a controller that
 // knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
-// before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was told
-// is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; that the newest mark counts,
+// before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was
+// told is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; that the newest mark counts,
 // TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
-// TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; the other rules without a seed,
-// TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
+// TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; the other rules
+// without a seed, TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {
 		withSwitches(t, "^(TestEachRuleIsMissedIfItIsBroken|TestKubeletStartsNothingThatTheClusterHasForgotten)$")
