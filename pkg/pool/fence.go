@@ -54,10 +54,9 @@ type Situation struct {
 	Asked   int64
 	// Held are the nodes that say that the pod is there, or was when they answered.
 	Held []string
-	// Other is another pod that has the address by a report which was made since nodes were asked, nil if there is none,
-	// and On is the node.
-	Other *Held
-	On    string
+	// Other returns another pod that has the address by a report which was made since nodes were asked, nil if there is
+	// none, and the node. It takes time by what all nodes have reported, and is nil if that says nothing.
+	Other func() (*Held, string)
 	// Agent reports whether a node has ever answered, or had an address, nil if that is not known. Where agents are wanted
 	// may have changed since: such a node is asked like any other.
 	Agent func(node string) bool
@@ -79,7 +78,7 @@ func (f *facts) situation(p *PodIP, now time.Time) Situation {
 		Held: f.holders(p.PodUID), Agent: f.hadAgent, Contacts: f.contacts,
 	}
 	if s.Asked > 0 {
-		s.Other, s.On = f.heldByAnother(p, s.Asked)
+		s.Other = func() (*Held, string) { return f.heldByAnother(p, s.Asked) }
 	}
 	if a, ok := f.allocations[p.Addr]; ok {
 		s.Allocation, s.Holder = &a, f.pods[f.named[Owner{Namespace: a.Namespace, Pod: a.Pod}]]
@@ -191,10 +190,8 @@ func fenceNode(s Situation, name, node string) Finding {
 		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: append(s.podGone(), s.off(node)...)}
 	case n.off():
 		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
-	case s.answered(node) && s.Other != nil:
-		return s.disputed(s.podGone())
 	case s.answered(node):
-		return Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", node, name)}
+		return s.disputed(Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", node, name)})
 	case !n.Ready:
 		return Finding{Verdict: Never, Ask: s.Asked == 0,
 			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
@@ -210,11 +207,17 @@ func fenceNode(s Situation, name, node string) Finding {
 	return f
 }
 
-// disputed is for an address that no node has for its pod, and one has for another pod: that was told of it before a
-// restore, on a node that was said to be off and has come back since.
-func (s Situation) disputed(checks []Check) Finding {
-	return Finding{Verdict: Wait, Disputed: true, If: checks,
-		Reason: fmt.Sprintf("pod %s/%s has it on node %s", s.Other.Namespace, s.Other.PodName, s.On)}
+// disputed returns a finding that no node has the address for its pod, unless one has it for another pod: that was told
+// of it before a restore, on a node that was said to be off and has come back since.
+func (s Situation) disputed(f Finding) Finding {
+	if s.Other == nil {
+		return f
+	}
+	if other, on := s.Other(); other != nil {
+		f.Verdict, f.Disputed = Wait, true
+		f.Reason = fmt.Sprintf("pod %s/%s has it on node %s", other.Namespace, other.PodName, on)
+	}
+	return f
 }
 
 // had reports whether a node had the pod when it was asked, and is to be asked again.
@@ -253,9 +256,7 @@ func fenceAll(s Situation, why string) Finding {
 	f := everyone(s, why, s.answered)
 	if f.Verdict == Yes {
 		f.If = append(f.If, s.podGone()...)
-		if s.Other != nil {
-			return s.disputed(f.If)
-		}
+		f = s.disputed(f)
 	}
 	f.Ask = f.Verdict != Yes && (s.Asked == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(s.Nodes)), s.had))
 	return f

@@ -1074,3 +1074,33 @@ func TestANodeWithoutAnAgentOwesNoReportUnlessItHadOne(t *testing.T) {
 		})
 	}
 }
+
+// A node that was said to be off, and was not, comes back with a pod that was told of the address before a restore.
+func TestAnAddressThatANodeReportsForAnotherPodIsQuarantined(t *testing.T) {
+	round := roundAt(noon)
+	b := NewBook(Audit{Version: "1", Mark: noon, Round: round, Asked: map[UID]int64{"gone": round}})
+	a := netip.MustParseAddr("10.6.168.101")
+	b.SetNode(Node{Name: "node-1", Ready: true})
+	b.SetPodIP(PodIP{Addr: a, Version: "1", UID: "ip", Mode: L2, Namespace: "default", PodName: "web-0", PodUID: "gone",
+		Keep: Keep{WhileOwned: true}, Held: true})
+	other := Held{Addr: a, UID: "told", Namespace: "default", PodName: "web-1"}
+	review := func(r Report) Plan {
+		b.SetReport(r)
+		return b.Review(a, noon, func(*PodIP) Wanted { return Wants })
+	}
+	plan := review(Report{Node: "node-1", Round: round, Held: []Held{other}})
+	if len(plan.Writes) != 1 {
+		t.Fatalf("%+v", plan)
+	}
+	is, ok := plan.Writes[0].(UpdateIP)
+	if !ok || is.PodIP.Quarantine.Reason != "pod default/web-1 has it on node node-1" || is.PodIP.PodUID != "gone" {
+		t.Errorf("%+v", plan.Writes[0])
+	}
+	plan = review(Report{Node: "node-1", Round: round})
+	if len(plan.Writes) != 1 {
+		t.Fatalf("%+v", plan)
+	}
+	if is, ok := plan.Writes[0].(StatusIP); !ok || is.PodIP.Phase != Retained {
+		t.Errorf("once it has not: %+v", plan.Writes[0])
+	}
+}
