@@ -60,15 +60,15 @@ func New(live client.Client, serves func(schema.GroupVersionKind) (bool, error),
 	return &IPAM{client: live, serves: serves, now: now}
 }
 
-// errUnread says that the API group is not known: [IPAM.Read] has not succeeded yet.
-var errUnread = errors.New("Calico's configuration has not been read yet")
+// ErrUnread says that the API group is not known: [IPAM.Read] has not succeeded yet.
+var ErrUnread = errors.New("Calico's configuration has not been read yet")
 
 // group returns the API group of the objects, as it was read last.
 func (i *IPAM) group() (schema.GroupVersion, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.gv.Empty() {
-		return i.gv, errUnread
+		return i.gv, ErrUnread
 	}
 	return i.gv, nil
 }
@@ -105,15 +105,18 @@ type block struct {
 	Deleted bool `json:"deleted"`
 }
 
-func blockOf(o *unstructured.Unstructured) (b block, err error) {
-	spec, err := json.Marshal(o.Object["spec"])
+func blockOf(o *unstructured.Unstructured) (b block, err error) { return b, decode(o, &b) }
+
+// decode reads what matters of the spec of an object.
+func decode(o *unstructured.Unstructured, spec any) error {
+	text, err := json.Marshal(o.Object["spec"])
 	if err == nil {
-		err = json.Unmarshal(spec, &b)
+		err = json.Unmarshal(text, spec)
 	}
 	if err != nil {
-		return b, fmt.Errorf("IPAMBlock %s: %w", o.GetName(), err)
+		return fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
 	}
-	return b, nil
+	return nil
 }
 
 // allocation returns who has the address at an ordinal of the block, of this version.
@@ -191,14 +194,13 @@ func (i *IPAM) Allocated(ctx context.Context, in netip.Prefix) (map[netip.Addr]p
 		return nil, err
 	}
 	at := i.now()
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(gv.WithKind("IPAMBlockList"))
-	if err := i.client.List(ctx, list); err != nil {
-		return nil, fmt.Errorf("listing IPAMBlocks: %w", err)
+	items, err := i.list(ctx, gv, "IPAMBlock")
+	if err != nil {
+		return nil, err
 	}
 	all := map[netip.Addr]pool.Allocation{}
-	for n := range list.Items {
-		o := &list.Items[n]
+	for n := range items {
+		o := &items[n]
 		b, err := blockOf(o)
 		if err != nil {
 			return nil, err

@@ -2,7 +2,6 @@ package calico
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -63,12 +62,8 @@ func (i *IPAM) ipPools(ctx context.Context, gv schema.GroupVersion) (all []ipPoo
 	}
 	for n := range items {
 		p := ipPool{name: items[n].GetName()}
-		text, err := json.Marshal(items[n].Object)
-		if err == nil {
-			err = json.Unmarshal(text, &p)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("IPPool %s: %w", p.name, err)
+		if err := decode(&items[n], &p.Spec); err != nil {
+			return nil, err
 		}
 		all = append(all, p)
 	}

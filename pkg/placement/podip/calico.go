@@ -26,9 +26,6 @@ import (
 
 // This file is for pools of mode Calico: it reserves their subnets in Calico's IPAM, and asks that about addresses.
 
-// unread is why a pool of mode Calico gives nothing until Calico's configuration was read.
-const unread = "Calico's configuration has not been read yet"
-
 // newIPAM returns the IPAM of the cluster's Calico.
 func newIPAM(live client.Client, workloads *cluster.Workloads) *calico.IPAM {
 	return calico.New(live, func(gvk schema.GroupVersionKind) (bool, error) {
@@ -118,7 +115,7 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 	why = config.Refuses(r.Subnet)
 	since := config.Reserved(o.Name, r.Subnet)
 	if since.IsZero() {
-		if why != "" && len(config.Reservations()) == 0 { // nothing to protect
+		if why != "" && !c.inUse(s, o.Name) { // nothing to protect
 			return why, nil
 		}
 		if err := c.ipam.Reserve(ctx, config, o.Name, r.Subnet); err != nil {
@@ -136,13 +133,13 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 			"addresses of it: wait until %s", since.Add(calico.ReserveSettles).UTC().Format(time.RFC3339)), nil
 	}
 	c.mu.Lock()
-	scan := s == nil || c.unready[o.Name] != "" || len(s.book.Strangers(o.Name)) > 0
-	_, looked := c.unready[o.Name]
+	was, looked := c.unready[o.Name]
+	known := s != nil && looked && was == "" && len(s.book.Strangers(o.Name)) == 0
 	c.unlock()
 	if s == nil {
-		return unread, nil
+		return calico.ErrUnread.Error(), nil
 	}
-	if !scan && looked {
+	if known {
 		return "", nil
 	}
 	at := c.now()
@@ -154,6 +151,17 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 	defer c.unlock()
 	s.book.SetAllocations(o.Name, all, at)
 	return "", nil
+}
+
+// inUse reports whether pods have addresses of a pool, or are promised some.
+func (c *follower) inUse(s *session, name string) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	if s == nil {
+		return false
+	}
+	count := s.book.Count(name, c.now())
+	return count.Used+count.OutOfRange > 0
 }
 
 // setUnready notes why pools of mode Calico give nothing, for the Book that was looked at: another one begins without
@@ -190,6 +198,11 @@ func (c *writer) observeAllocation(ctx context.Context, s *session, a netip.Addr
 	if !ask {
 		return nil
 	}
+	return c.observeAnyAllocation(ctx, s, a)
+}
+
+// observeAnyAllocation puts into the Book what Calico's IPAM says of an address.
+func (c *writer) observeAnyAllocation(ctx context.Context, s *session, a netip.Addr) error {
 	is, err := c.ipam.Observe(ctx, a)
 	if err != nil {
 		return fmt.Errorf("asking Calico's IPAM about %s: %w", a, err)

@@ -17,6 +17,7 @@ import (
 
 	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/calico"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -255,7 +256,7 @@ func (c *state) poolLocked(o *stayputv1alpha1.PodIPPool) pool.Pool {
 		if p.Range.Mode == pool.Calico {
 			why, read := c.unready[o.Name]
 			if p.Unready = why; !read {
-				p.Unready = unread
+				p.Unready = calico.ErrUnread.Error()
 			}
 		}
 		return p

@@ -313,11 +313,7 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	switch w := w.(type) {
 	case pool.CreateIP:
 		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it
-			if is, err := c.ipam.Observe(ctx, about.Addr); err == nil {
-				c.mu.Lock()
-				s.book.SetAllocation(about.Addr, is)
-				c.unlock()
-			}
+			_ = c.observeAnyAllocation(ctx, s, about.Addr) // it is decided again anyway
 		}
 	case pool.UpdateIP:
 		about = w.PodIP
