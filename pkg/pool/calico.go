@@ -179,14 +179,10 @@ func fenceCalico(s Situation) Finding {
 	case known && p.saidOn() == "":
 		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name), If: s.podGone()}
 	}
-	s.Nodes, s.Agent = withAll(s.Nodes), nil
-	f := everyone(s, fmt.Sprintf("the node of pod %s is unknown", name),
-		func(node string) bool {
-			return s.Nodes[node].settled(s.Now) && s.contacted(node, a.Since.Add(addWithin))
-		})
-	if f.Verdict == Wait {
-		f.Contact, f.Until = slices.Sorted(maps.Keys(s.Nodes)), s.Now.Add(contactEvery)
-	} else if f.Verdict == Yes {
+	f := everyoneInContact(s.Nodes, s.Now, fmt.Sprintf("the node of pod %s is unknown", name), func(node string) bool {
+		return s.Nodes[node].settled(s.Now) && s.contacted(node, a.Since.Add(addWithin))
+	})
+	if f.Verdict == Yes {
 		f.If = append(f.If, append(s.podGone(), Check{Free: p.Addr})...)
 		f.Reason = fmt.Sprintf("every node has been in contact since the address of pod %s is free", name)
 	}
@@ -220,14 +216,20 @@ func (s Situation) started() bool {
 	return s.End != nil && s.End.Started || s.IP.StatusUID == s.IP.PodUID && s.IP.Phase == Bound
 }
 
-// withAll returns nodes of which each counts, since every node can have addresses of Calico's.
-func withAll(nodes map[string]Node) map[string]Node {
+// everyoneInContact is [everyone] for what the Leases of nodes tell. Each node counts, since every one can have
+// addresses of Calico's.
+func everyoneInContact(nodes map[string]Node, now time.Time, why string, contacted func(node string) bool) Finding {
 	all := maps.Clone(nodes)
 	for name, n := range all {
 		n.Foreign = false
 		all[name] = n
 	}
-	return all
+	f := everyone(Situation{Now: now, Nodes: all}, why, contacted)
+	if f.Verdict == Wait {
+		f.Contact, f.Until = slices.Sorted(maps.Keys(nodes)), now.Add(contactEvery)
+		f.Reason = strings.Replace(f.Reason, "has not answered", "has not been in contact", 1)
+	}
+	return f
 }
 
 // settled reports whether a node is Ready, and has been for so long that its Felix knows which pods it has.
@@ -308,7 +310,7 @@ func (a Allocation) remedy() string {
 	return fmt.Sprintf("delete %s, or see what gave it the address", a)
 }
 
-// calico returns the first slot that is of mode Calico, nil if none is.
+// calicoSlot returns the first slot that is of mode Calico, nil if none is.
 func calicoSlot(slots []slot) *slot {
 	for i := range slots {
 		if slots[i].pools[0].Range.Mode == Calico {
@@ -350,11 +352,5 @@ func (d recall) reached(why string) Finding {
 	if !slices.ContainsFunc(slices.Collect(maps.Values(d.pools)), func(s *stock) bool { return s.Range.Mode == Calico }) {
 		return Finding{}
 	}
-	f := everyone(Situation{Now: d.now, Nodes: withAll(d.nodes)}, why,
-		func(node string) bool { return !d.contacts[node].since.IsZero() })
-	if f.Verdict == Wait {
-		f.Contact, f.Until = slices.Sorted(maps.Keys(d.nodes)), d.now.Add(contactEvery)
-		f.Reason = strings.Replace(f.Reason, "has not answered", "has not been in contact", 1)
-	}
-	return f
+	return everyoneInContact(d.nodes, d.now, why, func(node string) bool { return !d.contacts[node].since.IsZero() })
 }
