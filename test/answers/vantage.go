@@ -32,9 +32,9 @@ func (v *Vantage) String() string {
 }
 
 // ErrAbsent is returned by Ask if the node is off or has no client.
-var ErrAbsent = errors.New("nobody asks")
+var ErrAbsent = errors.New("no client asks")
 
-// Ask asks whoever answers at an address.
+// Ask asks which pod answers at an address.
 func (v *Vantage) Ask(ctx context.Context, a netip.Addr) (lab.Answer, error) {
 	if v.Node.Pid() == 0 {
 		return lab.Answer{}, ErrAbsent

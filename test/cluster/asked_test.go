@@ -58,7 +58,7 @@ type asked struct {
 	wg     sync.WaitGroup
 }
 
-// answered is an answer to somebody who asked at a time.
+// answered is an answer to a client that asked at a time.
 type answered struct {
 	asked time.Time
 	lab.Answer
@@ -140,7 +140,7 @@ func (a *asked) one(ctx context.Context, v *answers.Vantage) {
 	a.last[who] = answered{now, answer}
 }
 
-// longest is the longest time for which somebody had no answer, since the last call.
+// longest returns the longest time for which a client had no answer, since the last call.
 func (a *asked) longest() (who string, gap time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
