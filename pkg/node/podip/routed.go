@@ -45,7 +45,7 @@ type router struct {
 	machine  *machine
 	reporter *reporter
 	troubles *troubles
-	table    table // nil if the node routes nothing
+	table    Table // nil if the node routes nothing
 
 	// As Options has them.
 	subnets     func() []netip.Prefix
@@ -62,16 +62,6 @@ type router struct {
 	enabled  bool // whether the cluster has a pool of mode Routed
 	podCIDRs []netip.Prefix
 	again    func() // lists all PodIPs again, nil if they were never listed
-}
-
-// table is a [route.Table].
-type table interface {
-	Run(ctx context.Context)
-	Set(places map[netip.Addr]route.Place)
-	Put(a netip.Addr, p route.Place)
-	Delete(a netip.Addr)
-	SetNetwork(all []netip.Prefix)
-	Routes() int
 }
 
 func newRouter(o Options) *router {
