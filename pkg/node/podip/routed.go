@@ -148,10 +148,11 @@ func (r *router) work(ctx context.Context) {
 	wg.Wait()
 }
 
-// followRouted tells the routes where each routed address is.
+// followRouted tells the routes where each routed address is. The agents of all nodes watch all of them: if each made a
+// list of them after each watch, that alone would take an API server several processors.
 func (r *router) followRouted(ctx context.Context) {
 	r.troubles.follow(ctx, "routed", apiwatch.Loop{
-		What: "PodIPs", List: r.listRouted, Watch: r.api.WatchRouted, Event: r.routedEvent,
+		What: "PodIPs", List: r.listRouted, Watch: r.api.WatchRouted, Event: r.routedEvent, Version: r.api.Version,
 	})
 }
 
