@@ -3,7 +3,6 @@ package pool
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -172,11 +171,12 @@ func (d *placing) withoutRoutes() (nodes []string, wait Plan) {
 		}
 		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.reports)) {
-		if d.reports[name].CannotRoute != "" {
+	for name, report := range d.reports {
+		if report.CannotRoute != "" {
 			nodes = append(nodes, name)
 		}
 	}
+	slices.Sort(nodes)
 	if len(nodes) > 0 && len(nodes) == len(d.reports) {
 		return nil, refuses(nodes[0], fmt.Sprintf("no node can route addresses, such as %s, of", nodes[0]))
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -163,8 +162,12 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
+		among := map[string]bool{}
+		for _, node := range c.Among {
+			among[node] = true
+		}
 		for _, node := range are {
-			if !slices.Contains(c.Among, node) {
+			if !among[node] {
 				return fmt.Errorf("node %s is new: %w", node, ErrStale)
 			}
 		}
