@@ -178,8 +178,8 @@ func (d recall) missing() Plan {
 	return Plan{Reason: whyRecalled}
 }
 
-const whyRecalled = "the API server's data may have been restored from a backup, or no controller ran for a while, so " +
-	"that every node is asked first which addresses it has"
+const whyRecalled = "the API server's data may have been restored from a backup, or no controller ran for a while, " +
+	"so that every node is asked first which addresses it has"
 
 // answered reports whether each node has answered.
 func (d recall) answered(why string) Finding {

@@ -172,10 +172,10 @@ func (c *Cluster) SaveEtcd(ctx context.Context, file string) error {
 	return copyFile(c.Control.Path(snapshot), file)
 }
 
-// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. What runs of the control plane is down meanwhile;
-// kubelets, agents and controllers are not told. args are for etcdutl snapshot restore: with --bump-revision and
-// --mark-compacted, which etcd's manual recommends for Kubernetes, watches notice; without them revisions run
-// backwards.
+// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. What runs of the control plane is down
+// meanwhile; kubelets, agents and controllers are not told. args are for etcdutl snapshot restore: with
+// --bump-revision and --mark-compacted, which etcd's manual recommends for Kubernetes, watches notice; without them
+// revisions run backwards.
 func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) error {
 	const snapshot = "/var/tmp/restore.db"
 	if err := copyFile(file, c.Control.Path(snapshot)); err != nil {

@@ -55,8 +55,8 @@ func addrFrom(p netip.Prefix, n int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// fleet is a cluster of nodes of which there are the objects and the agents. This process also is, for pods of the
-// pool, what else acts on them: the StatefulSets' controller, the scheduler, kubelets and the garbage collector of pods.
+// fleet is a cluster of nodes of which there are the objects and the agents. For pods of the pool, this process also is
+// all else that acts on them: the StatefulSets' controller, the scheduler, kubelets and the garbage collector of pods.
 type fleet struct {
 	*landscape
 	dir        string
@@ -100,7 +100,7 @@ func measureFleet(ctx context.Context, b *bench) (rows []table.Row, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(f.dir)) }()
-	defer f.each(0, func(a *agent) error { a.stop(); return nil })
+	defer func() { err = errors.Join(err, f.each(func(a *agent) error { a.stop(); return nil })) }()
 	if err := f.prepare(ctx); err != nil {
 		return nil, err
 	}
@@ -121,13 +121,10 @@ func measureFleet(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	return rows, nil
 }
 
-// each calls do for the agents from a number on, some at a time.
-func (f *fleet) each(from int, do func(*agent) error) error {
-	return parallel(context.Background(), len(f.agents)-from, 16, func(_ context.Context, _, i int) error {
-		if a := f.agents[from+i]; a != nil {
-			return do(a)
-		}
-		return nil
+// each calls do for all agents, some at a time.
+func (f *fleet) each(do func(*agent) error) error {
+	return parallel(context.Background(), len(f.agents), 16, func(_ context.Context, _, i int) error {
+		return do(f.agents[i])
 	})
 }
 
@@ -167,7 +164,8 @@ type spent struct {
 func (s spent) String() string {
 	t := s.took.Seconds()
 	return fmt.Sprintf("CPU in cores: kube-apiserver %.2f, etcd %.2f, controller %.2f, agents and bench %.2f; RSS: "+
-		"kube-apiserver %.0f MiB (peak %.0f), controller %.0f, agents %.0f; agents: %d requests, %d refused, %d failed; load %s",
+		"kube-apiserver %.0f MiB (peak %.0f), controller %.0f, agents %.0f; of agents %d requests, %d refused, %d failed; "+
+		"load %s",
 		s.server.Seconds()/t, s.etcd.Seconds()/t, s.controller.Seconds()/t, s.own.Seconds()/t, s.serverRSS, s.serverPeak,
 		s.controllerRSS, s.rss, s.requests, s.refused, s.failed, table.Load())
 }
@@ -333,7 +331,7 @@ func (f *fleet) measureStart(ctx context.Context) ([]table.Row, error) {
 		return nil, err
 	}
 	start, err := f.spend(ctx, "agents start", func() error {
-		if err := f.each(0, func(a *agent) error { return a.start(f.life) }); err != nil {
+		if err := f.each(func(a *agent) error { return a.start(f.life) }); err != nil {
 			return err
 		}
 		return f.up(ctx, f.agents)

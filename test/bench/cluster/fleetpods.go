@@ -175,7 +175,9 @@ func (f *fleet) podOfNumber(n int) types.NamespacedName {
 }
 
 // placed makes a pod one that runs on a node with an address of the pool, and returns its PodIP.
-func (f *fleet) placed(pod *corev1.Pod, addr netip.Addr, of *stayputv1alpha1.WorkloadReference, a *agent) client.Object {
+func (f *fleet) placed(
+	pod *corev1.Pod, addr netip.Addr, of *stayputv1alpha1.WorkloadReference, a *agent,
+) client.Object {
 	pod.Labels[pooledLabel] = "true"
 	pod.Annotations = map[string]string{
 		stayputv1alpha1.AnnotationPools: poolName,

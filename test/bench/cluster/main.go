@@ -77,7 +77,8 @@ func run() int {
 	only := flag.String("only", "",
 		"comma-separated sections to measure: "+strings.Join(names, ",")+"; NAME=FACTOR gives one its own -scale")
 	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the sections scale and fleet, of objects")
-	profiles := flag.String("profiles", "", "an existing folder for CPU profiles of the API server, in the sections costs and fleet")
+	profiles := flag.String("profiles", "",
+		"an existing folder for CPU profiles of the API server, in the sections costs and fleet")
 	flag.Parse()
 	chosen, err := choose(names, *only, *scale)
 	if err != nil {

@@ -334,9 +334,9 @@ type podEvent struct {
 	at   time.Time
 }
 
-// watchPods watches the pods of a namespace, or those of them that options select, until ctx ends. The channel is closed
-// when the watch ends for good; one that the API server closed because this process read too slowly resumes where it
-// was.
+// watchPods watches the pods of a namespace, or those of them that options select, until ctx ends. The channel is
+// closed when the watch ends for good; one that the API server closed because this process read too slowly resumes
+// where it was.
 func (w *world) watchPods(ctx context.Context, namespace string, o ...client.ListOption) (<-chan podEvent, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	context.AfterFunc(w.life, cancel)
