@@ -107,11 +107,14 @@ type Config struct {
 
 // Read reads the configuration of Calico.
 func (i *IPAM) Read(ctx context.Context) (*Config, error) {
-	gv, err := i.discover()
+	gv, locked, err := i.discover(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := &Config{gv: gv}
+	i.mu.Lock()
+	i.gv, i.locked = gv, locked
+	i.mu.Unlock()
+	c := &Config{gv: gv, locked: locked}
 	if c.pools, err = i.ipPools(ctx, gv); err != nil {
 		return nil, err
 	}
@@ -127,14 +130,8 @@ func (i *IPAM) Read(ctx context.Context) (*Config, error) {
 		return nil, fmt.Errorf("reading %s default: %w", kind, err)
 	}
 	c.strict, _, _ = unstructured.NestedBool(config.Object, "spec", "strictAffinity")
-	info := object(gv, "ClusterInformation", "default")
-	if err := i.client.Get(ctx, client.ObjectKeyFromObject(info), info); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("reading ClusterInformation default: %w", err)
-	}
-	ready, says, _ := unstructured.NestedBool(info.Object, "spec", "datastoreReady")
-	c.locked = says && !ready
 	i.mu.Lock()
-	i.gv, i.pools = gv, c.pools
+	i.pools = c.pools
 	i.mu.Unlock()
 	return c, nil
 }

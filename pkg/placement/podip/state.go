@@ -130,14 +130,13 @@ type has struct {
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
-	served, some := stayputv1alpha1.ServedPools{Guard: c.guard}, false
+	served := stayputv1alpha1.ServedPools{Guard: c.guard}
 	var calico []string
 	for _, o := range c.pools {
-		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // of which no agent knows
+		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // agents know nothing of it, but answer an audit
 			calico = append(calico, o.Spec.Subnet)
 			continue
 		}
-		some = true
 		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
 		if p, err := netip.ParsePrefix(o.Spec.Subnet); err == nil { // else it gives nothing
 			served.Subnets = append(served.Subnets, p.Masked())
@@ -146,7 +145,7 @@ func (c *state) hasLocked() (is has) {
 			served.Gateways = append(served.Gateways, a)
 		}
 	}
-	if some {
+	if len(c.pools) > 0 {
 		is.served = served.Text()
 	}
 	slices.Sort(calico)
