@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -261,8 +262,8 @@ func (c *inCalico) measureMoves(ctx context.Context, b *bench) ([]table.Row, err
 	}, err
 }
 
-// measureLostNodes measures how long after its Node is deleted a pod of a node that is off answers elsewhere. The pod is
-// deleted by force before, which Kubernetes does minutes later, and its successor waits.
+// measureLostNodes measures how long after its Node is deleted a pod of a node that is off answers elsewhere. The pod
+// is deleted by force before, which Kubernetes does minutes later, and its successor waits.
 func (c *inCalico) measureLostNodes(ctx context.Context, b *bench) ([]table.Row, error) {
 	for _, n := range c.homes {
 		if err := c.cordon(ctx, n, false); err != nil {
@@ -312,9 +313,14 @@ func requests(all []write, meant func(write) bool) (sum int, detail map[string]i
 	return sum, detail
 }
 
+// atAnyTime are resources that the controllers read again from time to time, whatever happens.
+var atAnyTime = []string{"", "selfsubjectaccessreviews", "validatingadmissionpolicies",
+	"validatingadmissionpolicybindings", "mutatingadmissionpolicybindings", "ippools", "ipreservations", "ipamconfigs",
+	"clusterinformations"}
+
 // callsRow says how many requests the controllers have made for each of n re-creations since an offset of the audit
-// log. What they ask for at rest is left out: their own Lease, which kinds are served, and the mark of the PodIPAudit,
-// which is read before it is written.
+// log. What they ask for at any time is left out, as are their Lease and the mark of the PodIPAudit, which is read
+// before it is written.
 func (c *inCalico) callsRow(ctx context.Context, offset int64, n int, against string) (table.Row, error) {
 	if err := sleep(ctx, afterwards); err != nil { // the status of the last one
 		return table.Row{}, err
@@ -322,7 +328,8 @@ func (c *inCalico) callsRow(ctx context.Context, offset int64, n int, against st
 	all, _, err := c.audit(offset)
 	sum, detail := requests(all, func(w write) bool {
 		o := w.ObjectRef
-		return o.Resource != "" && o.Resource != "events" && o.Namespace != lab.SystemNamespace && w.Verb != "watch"
+		return !slices.Contains(atAnyTime, o.Resource) && o.Resource != "events" && o.Namespace != lab.SystemNamespace &&
+			w.Verb != "watch"
 	})
 	const mark, read = "update podipaudits", "get podipaudits"
 	sum -= 2 * detail[mark]
