@@ -126,8 +126,8 @@ func (c *follower) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool
 }
 
 // reserve reserves the subnets of pools, and takes back the reservations of pools that are no more. It returns Calico's
-// configuration, nil if it is not known, and reports whether any reservations are left. After an error that says nothing
-// about Calico, what was known of the pools stands.
+// configuration, nil if it is not known, and reports whether any reservations are left. After an error that says
+// nothing about Calico, what was known of the pools stands.
 func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1alpha1.PodIPPool) (
 	config *calico.Config, left bool, err error) {
 	config, err = c.ipam.Read(ctx)
