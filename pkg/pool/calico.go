@@ -114,7 +114,8 @@ func (b *Book) SetContact(node string, renewed, now time.Time) {
 // ToObserve reports whether Calico's IPAM is to be asked about an address before it is reviewed.
 func (f *facts) ToObserve(a netip.Addr) bool {
 	p := f.ips[a]
-	return p != nil && p.Mode == Calico && f.pods[p.PodUID] == nil && (!p.gone() || f.allocations[a].Handle != "")
+	return p != nil && p.Mode == Calico && f.pods[p.PodUID] == nil &&
+		(!p.gone() && !f.ends[p.PodUID].Freed || f.allocations[a].Handle != "")
 }
 
 // observedGood is how long what Calico's IPAM has said is good for a decision.
@@ -153,10 +154,11 @@ func (s Situation) contacted(node string, since time.Time) bool {
 // fenceCalico is [Fence] for an address of mode Calico.
 func fenceCalico(s Situation) Finding {
 	p, name := s.IP, s.IP.Namespace+"/"+s.IP.PodName
+	gone := p.gone() || s.Pod == nil && s.End != nil && s.End.Freed
 	switch {
-	case p.gone() && s.Allocation != nil && s.Allocation.Handle != "" && !s.Allocation.isOf(p):
+	case gone && s.Allocation != nil && s.Allocation.Handle != "" && !s.Allocation.isOf(p):
 		return s.taken()
-	case p.gone():
+	case gone:
 		return Finding{Reason: fmt.Sprintf("pod %s is gone", name)}
 	case s.Pod != nil:
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s still exists", name)}
@@ -293,6 +295,24 @@ func fenceFreed(s Situation, name, node string, end time.Time) Finding {
 	}
 	return Finding{Verdict: Wait, Contact: []string{node}, Until: s.Now.Add(contactEvery), Reason: fmt.Sprintf(
 		"the address of pod %s is free, and node %s has to be in contact until that counts", name, node)}
+}
+
+// takeoverWithin is how long a pod is waited for that takes over the address of one that has ended: then the end itself
+// need not be written.
+const takeoverWithin = time.Second
+
+// noteFreed notes that the node of a pod that has ended has freed its address, and wakes the pods that wait for that.
+// It is true for good, but could not be proven again if the node were lost.
+func (b *Book) noteFreed(p *PodIP, now time.Time) {
+	end, seen := b.ends[p.PodUID]
+	if p.Mode != Calico || p.gone() || !seen || end.Freed {
+		return
+	}
+	if f := b.Fence(p, now); f.Verdict == Yes && f.If == nil {
+		end.Freed = true
+		b.ends[p.PodUID] = end
+		b.wakePods(maps.Keys(b.on[p.Addr]))
+	}
 }
 
 // String says who has the address, for people.

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,5 +121,69 @@ func TestWhatCalicoSaidBeforeThePodsEndSaysNothing(t *testing.T) {
 	b.SetAllocation(a, Allocation{At: noon})
 	if f := b.Fence(b.PodIP(a), noon); f.Verdict != Yes {
 		t.Errorf("asked since: %+v", f)
+	}
+}
+
+// The next pod of a name takes an address over before it is written that the one before has it no more. That its node
+// has freed it is known from then on, also if the node is not Ready any more.
+func TestTheEndOfAPodIsNotWrittenIfTheNextOneComesAtOnce(t *testing.T) {
+	ended := noon.Add(time.Minute)
+	for _, c := range []struct {
+		name  string
+		waits bool // the next pod is there already
+		lost  bool // the node is not Ready any more as it comes
+		after time.Duration
+		takes bool
+	}{
+		{"it waits", true, false, 0, true},
+		{"it comes", false, false, takeoverWithin / 2, true},
+		{"it comes, and the node is lost", false, true, takeoverWithin / 2, true},
+		{"it does not come", false, false, takeoverWithin, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
+			node := Node{Name: "n1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true}
+			b.SetNode(node)
+			pod := gatedPod(1)
+			pod.Keep = Keep{WhileOwned: true}
+			a, _ := place(t, b, pod, noon)
+			pod = *b.Pod(pod.UID)
+			pod.Node, pod.ReportedIP = "n1", a
+			b.SetPod(pod)
+			p := *b.PodIP(a)
+			p.Phase, p.StatusUID, p.Node, p.Version = Bound, pod.UID, "n1", "2"
+			b.SetPodIP(p)
+			b.RemovePod(pod.UID, true, ended)
+			next := gatedPod(1)
+			next.UID, next.Keep, next.Created = "next", pod.Keep, ended
+			if c.waits {
+				if got, plan := place(t, b, next, ended); got.IsValid() || plan.Reason == "" {
+					t.Fatalf("before Calico was asked: %s, %+v", got, plan)
+				}
+			}
+			b.Woken(ended)
+
+			b.SetAllocation(a, Allocation{At: ended})
+			plan := b.Review(a, ended, func(*PodIP) Wanted { return Wants })
+			if plan.Writes != nil || !plan.Until.Equal(ended.Add(takeoverWithin)) {
+				t.Errorf("at the end: %+v", plan)
+			}
+			if woken := slices.Contains(b.Woken(ended), next.Key()); woken != c.waits {
+				t.Errorf("woken: %t", woken)
+			}
+			node.Ready = !c.lost
+			b.SetNode(node)
+			now := ended.Add(c.after)
+			if c.takes {
+				if got, plan := place(t, b, next, now); got != a {
+					t.Errorf("it has %s: %+v", got, plan)
+				}
+				return
+			}
+			plan = b.Review(a, now, func(*PodIP) Wanted { return Wants })
+			if w, ok := plan.Writes[0].(StatusIP); !ok || w.PodIP.Phase != Retained || w.PodIP.Node != "n1" {
+				t.Errorf("later: %+v", plan)
+			}
+		})
 	}
 }

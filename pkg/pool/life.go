@@ -46,6 +46,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		d := reviewing{facts: &b.facts, addr: a, ip: b.ips[a], now: now, wanted: wanted}
 		if d.ip != nil {
 			d.pod = b.pods[d.ip.PodUID]
+			b.noteFreed(d.ip, now)
 		}
 		plan = d.plan()
 		if p := d.ip; p != nil && plan.Writes == nil && !p.Held && !p.Deleting {
@@ -127,6 +128,9 @@ func (d *reviewing) plan() Plan {
 		return d.end(why, f.If)
 	case noted:
 		return Plan{Reason: why, Until: until}
+	}
+	if end := d.ends[p.PodUID]; end.Freed && d.now.Sub(end.At) < takeoverWithin {
+		return Plan{Reason: why, Until: end.At.Add(takeoverWithin)}
 	}
 	again := *p // what proves it now may be gone later, and the retention begins
 	again.Phase, again.StatusUID, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()

@@ -250,5 +250,7 @@ type End struct {
 	Started bool
 	// Predates says that it was made before all nodes were asked: a restore may have made Calico forget its allocation.
 	Predates bool
-	At       time.Time
+	// Freed says that Calico's IPAM said that the node has freed its address: see [Book.noteFreed].
+	Freed bool
+	At    time.Time
 }

@@ -98,6 +98,8 @@ func (i *IPAM) blockSize(ctx context.Context, gv schema.GroupVersion, a netip.Ad
 
 // Config is what the cluster's Calico says of pools.
 type Config struct {
+	// Kinds are those of the objects that say it.
+	Kinds        []schema.GroupVersionKind
 	gv           schema.GroupVersion
 	pools        []ipPool
 	reservations []unstructured.Unstructured
@@ -130,6 +132,9 @@ func (i *IPAM) Read(ctx context.Context) (*Config, error) {
 		return nil, fmt.Errorf("reading %s default: %w", kind, err)
 	}
 	c.strict, _, _ = unstructured.NestedBool(config.Object, "spec", "strictAffinity")
+	for _, kind := range []string{"IPPool", "IPReservation", kind, "ClusterInformation"} {
+		c.Kinds = append(c.Kinds, gv.WithKind(kind))
+	}
 	i.mu.Lock()
 	i.pools = c.pools
 	i.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -47,11 +48,13 @@ type state struct {
 	pools      map[string]*stayputv1alpha1.PodIPPool
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace
-	above      map[string]pool.Workload // of a ReplicaSet, by UID
-	unlabelled map[string]struct{}      // namespaces that the policy has not labelled
-	unready    map[string]string        // why pools of mode Calico give nothing, empty if they give; for the session
-	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
-	session    *session                 // nil if there is no Book
+	above      map[string]pool.Workload   // of a ReplicaSet, by UID
+	unlabelled map[string]struct{}        // namespaces that the policy has not labelled
+	unready    map[string]string          // why pools of mode Calico give nothing, empty if they give; for the session
+	guard      string                     // names what guards the addresses of pods, empty if nothing is known to
+	session    *session                   // nil if there is no Book
+	services   []networkingv1.ServiceCIDR // as they were read at servicesAt
+	servicesAt time.Time
 	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
 	agents *corev1.Pod
 }

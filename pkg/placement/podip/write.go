@@ -314,6 +314,7 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	case pool.CreateIP:
 		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it
 			_ = c.observeAnyAllocation(ctx, s, about.Addr) // it is decided again anyway
+			signal(c.toReserve)                            // until that pod has it no more
 		}
 	case pool.UpdateIP:
 		about = w.PodIP
