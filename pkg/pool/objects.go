@@ -107,6 +107,10 @@ func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identit
 // gone reports whether it is known that the pod the address was given to has it no more.
 func (p *PodIP) gone() bool { return p.StatusUID == p.PodUID && p.Phase == Retained }
 
+// unconfirmed reports whether the address was imported from Calico, and it is not known yet whether the pod had it once
+// no other could get it.
+func (p *PodIP) unconfirmed() bool { return p.Mode == Calico && p.Adopted && p.StatusUID != p.PodUID }
+
 // saidOn returns the node that has said of the pod the address was given to that it is or was there, empty if none has.
 func (p *PodIP) saidOn() string {
 	if p.StatusUID != p.PodUID {
