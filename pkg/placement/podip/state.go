@@ -125,10 +125,10 @@ func (c *state) announce() {
 }
 
 // has is which pools there are: served as agents are told of them, empty if there are none, and calico the subnets of
-// those of mode Calico.
+// those of mode Calico, and addresses outside of these. unread says that such addresses are not known yet.
 type has struct {
 	served, calico string
-	routed         bool
+	routed, unread bool
 }
 
 // hasLocked returns which pools there are.
@@ -138,6 +138,11 @@ func (c *state) hasLocked() (is has) {
 	for _, o := range c.pools {
 		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // agents know nothing of it, but answer an audit
 			calico = append(calico, o.Spec.Subnet)
+			if is.unread = c.session == nil || !c.session.ready; !is.unread {
+				for _, a := range c.session.book.Outside(o.Name) {
+					calico = append(calico, netip.PrefixFrom(a, a.BitLen()).String())
+				}
+			}
 			continue
 		}
 		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
@@ -170,6 +175,8 @@ func (c *state) open(s *session) {
 	defer c.unlock()
 	s.ready = true
 	s.book.WakeAll()
+	signal(c.toReserve)
+	c.announce()
 }
 
 // wakeAllLocked wakes everything, if there is a Book.
