@@ -169,7 +169,14 @@ func TestTheEndOfAPodIsNotWrittenIfTheNextOneComesAtOnce(t *testing.T) {
 			b.Woken(ended)
 
 			b.SetAllocation(a, Allocation{At: ended})
+			b.RemoveNode("n1") // which is no proof without a look at it, and is written
 			plan := b.Review(a, ended, func(*PodIP) Wanted { return Wants })
+			if w, ok := plan.Writes[0].(StatusIP); !ok || w.If == nil {
+				t.Errorf("its node is deleted: %+v", plan)
+			}
+			b.SetNode(node)
+			b.Woken(ended)
+			plan = b.Review(a, ended, func(*PodIP) Wanted { return Wants })
 			if plan.Writes != nil || !plan.Until.Equal(ended.Add(takeoverWithin)) {
 				t.Errorf("at the end: %+v", plan)
 			}
