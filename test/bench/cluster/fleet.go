@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -323,6 +324,25 @@ func (f *fleet) settled(ctx context.Context, since time.Time) error {
 	})
 }
 
+// begin starts agents, or starts them again, so many at a time, and returns how many seconds these took.
+func (f *fleet) begin(ctx context.Context, agents []*agent, atOnce int) (each []float64, err error) {
+	for some := range slices.Chunk(agents, atOnce) {
+		begin := time.Now()
+		err := parallel(ctx, len(some), atOnce, func(_ context.Context, _, i int) error {
+			some[i].stop()
+			return some[i].start(f.life)
+		})
+		if err == nil {
+			err = f.up(ctx, some)
+		}
+		if err != nil {
+			return nil, err
+		}
+		each = append(each, time.Since(begin).Seconds())
+	}
+	return each, nil
+}
+
 // measureStart starts all agents, and then the controller.
 func (f *fleet) measureStart(ctx context.Context) ([]table.Row, error) {
 	debug.FreeOSMemory()
@@ -331,10 +351,8 @@ func (f *fleet) measureStart(ctx context.Context) ([]table.Row, error) {
 		return nil, err
 	}
 	start, err := f.spend(ctx, "agents start", func() error {
-		if err := f.each(func(a *agent) error { return a.start(f.life) }); err != nil {
-			return err
-		}
-		return f.up(ctx, f.agents)
+		_, err := f.begin(ctx, f.agents, 2*upgradedAt)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -372,7 +390,7 @@ func (f *fleet) measureStart(ctx context.Context) ([]table.Row, error) {
 	after, err := memory(&lab.Process{Pid: os.Getpid()}, "VmRSS")
 	each := float64(f.nodes)
 	return []table.Row{
-		f.seconds("agents start -> all watch", start.took, fmt.Sprint(start)),
+		f.seconds(fmt.Sprintf("agents start, %d at a time -> all watch", 2*upgradedAt), start.took, fmt.Sprint(start)),
 		{What: "  CPU for each: kube-apiserver", Against: f.against(),
 			Figure: table.Figure{Value: start.server.Seconds() * 1e3 / each, Unit: " ms", N: f.nodes},
 			Detail: fmt.Sprintf("the agent %.1f ms; %.1f requests", start.own.Seconds()*1e3/each, float64(start.requests)/each)},
@@ -442,22 +460,9 @@ func (f *fleet) measureRollout(ctx context.Context) ([]table.Row, error) {
 func (f *fleet) measureUpgrade(ctx context.Context) ([]table.Row, error) {
 	n := min(f.nodes, mostUpgraded)
 	var each []float64
-	s, err := f.spend(ctx, "upgrade of agents", func() error {
-		for i := 0; i < n; i += upgradedAt {
-			begin, batch := time.Now(), f.agents[i:min(n, i+upgradedAt)]
-			err := parallel(ctx, len(batch), upgradedAt, func(_ context.Context, _, i int) error {
-				batch[i].stop()
-				return batch[i].start(f.life)
-			})
-			if err != nil {
-				return err
-			}
-			if err := f.up(ctx, batch); err != nil {
-				return err
-			}
-			each = append(each, time.Since(begin).Seconds())
-		}
-		return nil
+	s, err := f.spend(ctx, "upgrade of agents", func() (err error) {
+		each, err = f.begin(ctx, f.agents[:n], upgradedAt)
+		return err
 	})
 	if err != nil {
 		return nil, err
