@@ -100,8 +100,8 @@ var law = []rule{
 	{
 		pkg: "pkg/placement/podip",
 		uses: []string{
-			"pkg/retention", "pkg/api", "pkg/home", "pkg/pool", "pkg/placement/calico", "pkg/placement/cluster",
-			"pkg/placement/gate",
+			"pkg/retention", "pkg/api", "pkg/apiwatch", "pkg/home", "pkg/pool", "pkg/placement/calico",
+			"pkg/placement/cluster", "pkg/placement/gate",
 		},
 		never: addresses,
 	},

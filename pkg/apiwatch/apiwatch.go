@@ -36,11 +36,15 @@ type Loop struct {
 	// Note is called with each error, and with nil once it watches.
 	Note func(error)
 	// Version returns the version of the API server, past all caches. It is for many objects: a watch that has ended
-	// without an error goes on where it ended. A list follows only after an error, or if the version went back: while etcd
-	// is restored from a backup, no API server answers. A nil Version has a list follow each watch, which tells what the
-	// watch missed.
+	// without an error goes on where it ended, for up to an hour. A list follows before only after an error, or if the
+	// version went back: while etcd is restored from a backup, no API server answers. A nil Version has a list follow each
+	// watch, which tells what the watch missed.
 	Version func(ctx context.Context) (string, error)
 }
+
+// listEvery is after how long a list is due though no watch has failed: a restore that nothing of it noticed is made up
+// for then.
+const listEvery = time.Hour
 
 // Cycle is a list and the watches that follow it.
 type Cycle struct {
@@ -97,8 +101,9 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 			err = errAgain
 		}
 	}()
+	listed := time.Now()
 	version, err := l.List(ctx, Cycle{Interrupted: interrupted, Again: func() { cancel(errAgain) }})
-	for err == nil {
+	for err == nil && time.Since(listed) < listEvery {
 		begun := time.Now()
 		version, err = l.watch(ctx, version, healthy)
 		if err != nil || l.Version == nil || time.Since(begun) < shortest {

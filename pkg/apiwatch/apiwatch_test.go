@@ -187,13 +187,17 @@ func TestAWatchOfManyObjectsGoesOnWhereItEnded(t *testing.T) {
 		if len(s.cycles) != 3 {
 			t.Errorf("%d lists, want another one", len(s.cycles))
 		}
+		for range int(listEvery/Timeout) - 1 {
+			ends(3, append(s.from, s.from[len(s.from)-1])...)
+		}
+		ends(4, append(s.from, "7")...) // though nothing has failed
 		s.err = errors.New("down")
 		pass(Timeout)
 		s.w.Stop()
 		pass(100 * time.Millisecond)
 		s.err = nil
 		pass(10 * time.Second)
-		if len(s.cycles) < 4 {
+		if len(s.cycles) < 5 {
 			t.Errorf("%d lists, want one after an error", len(s.cycles))
 		}
 	})

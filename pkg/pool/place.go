@@ -318,7 +318,7 @@ func (d *placing) runsWith(a netip.Addr) bool {
 func (d *placing) own(s slot) (all []*PodIP) {
 	pod := d.pod
 	for _, a := range d.owned[ownerOf(pod.Namespace, pod.Name, pod.Identity)] {
-		if p := d.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release {
+		if p := d.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release && !p.unconfirmed() {
 			all = append(all, p)
 		}
 	}
@@ -338,6 +338,9 @@ func (d *placing) claim(s slot, p *PodIP, f Finding) choice {
 	pod, again := d.pod, *p
 	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
 	again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, false
+	if p.Mode == Calico && !d.pools[p.Pool].Range.Subnet.Contains(p.Addr) { // its reservation may have been deleted
+		f.If = append(f.If, Check{Free: p.Addr})
+	}
 	// It was last on p.Node also if a pod in between was given the address and never started.
 	return choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}, last: p.Node}
 }

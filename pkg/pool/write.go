@@ -105,6 +105,8 @@ type Check struct {
 	// Gone is a pod that must not exist (any more), There a pod that must exist, not be ending, and have no node if it is
 	// known without one.
 	Gone, There *Pod
+	// Away names pods of which none may be on its node.
+	Away *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string
 	// Among are nodes besides which there must be no other.
@@ -146,6 +148,15 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 		if want.Node == "" && is.Node != "" {
 			return fmt.Errorf("pod %s/%s has node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
+		}
+	}
+	if want := c.Away; want != nil {
+		is, err := live.Pod(ctx, want.Namespace, want.Name)
+		if err != nil {
+			return err
+		}
+		if is != nil && is.Node == want.Node {
+			return fmt.Errorf("pod %s/%s is on node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
 		}
 	}
 	if c.Off != "" {

@@ -169,6 +169,10 @@ func newKeeper(o Options, api api) *Keeper {
 	k.router = newRouter(o)
 	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine
 	k.router.reporter, k.router.troubles = k.reporter, k.troubles
+	k.reporter.recalled = func() {
+		k.pods.enqueueAll()
+		k.router.relist()
+	}
 	k.checker = &checker{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, runtime: o.Runtime, serves: o.Serves, pods: k.pods,
 		follower: k.follower, machine: k.machine, router: k.router, troubles: k.troubles,

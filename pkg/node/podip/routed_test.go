@@ -163,6 +163,16 @@ func TestRoutesAreListedOnceAndWatchedFromThenOn(t *testing.T) {
 		if n := w.c.count("list routed"); n != 2 {
 			t.Errorf("%d lists, want one more after an error", n)
 		}
+
+		// A backup may have been restored: then a version says nothing.
+		w.c.putAudit(audit(3, 3))
+		w.pass(time.Second)
+		before := w.c.count("list routed")
+		w.c.putAudit(audit(9, 9))
+		w.pass(time.Second)
+		if n := w.c.count("list routed"); n != before+1 {
+			t.Errorf("%d lists as a recall begins, want one more than %d", n, before)
+		}
 	})
 }
 

@@ -8,17 +8,21 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/placement/calico"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
@@ -38,9 +42,13 @@ func newIPAM(live client.Client, workloads *cluster.Workloads) *calico.IPAM {
 }
 
 // followsCalico keeps the subnets of pools of mode Calico reserved, and says why pods cannot have addresses of one,
-// until ctx ends. While there is such a pool it reads Calico's configuration every [cluster.LookupEvery].
+// until ctx ends. While there is such a pool it watches Calico's configuration, and reads it once that may be another.
+// Unless all is well it also reads it every [cluster.LookupEvery].
 func (c *follower) followsCalico(ctx context.Context) {
 	reserved := true // something may be, from before
+	var watched []schema.GroupVersionKind
+	unwatch := func() {}
+	defer func() { unwatch() }()
 	for {
 		c.mu.Lock()
 		var pools []*stayputv1alpha1.PodIPPool
@@ -50,41 +58,100 @@ func (c *follower) followsCalico(ctx context.Context) {
 			}
 		}
 		known, s := c.served == idle || c.served == serving, c.session
+		// Until PodIPs are known, so are no addresses that are reserved one by one.
+		known = known && (len(pools) == 0 || s != nil && s.ready)
 		c.unlock()
-		pause := cluster.LookupEvery
+		again := time.After(cluster.LookupEvery)
 		if known && (reserved || len(pools) > 0) {
-			var err error
-			if reserved, err = c.reserve(ctx, s, pools); err != nil && len(pools) > 0 && ctx.Err() == nil {
+			config, left, err := c.reserve(ctx, s, pools)
+			if err != nil && len(pools) > 0 && ctx.Err() == nil {
 				log.FromContext(ctx).Error(err, "Cannot serve pools of mode Calico")
+			}
+			reserved = left
+			if !left || config != nil && !slices.Equal(config.Kinds, watched) {
+				unwatch()
+				watched = nil
+			}
+			if left && config != nil && watched == nil {
+				unwatch = c.watchCalico(ctx, config.Kinds)
+				watched = config.Kinds
+			}
+			if config != nil && err == nil && c.settled(s, pools...) {
+				again = nil
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.toReserve:
-		case <-time.After(pause):
+		case <-again:
 		}
 	}
 }
 
-// reserve reserves the subnets of pools, and takes back the reservations of pools that are no more. It reports whether
-// any are left. After an error that says nothing about Calico, what was known of the pools stands.
-func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1alpha1.PodIPPool) (left bool, err error) {
-	config, err := c.ipam.Read(ctx)
+// watchCalico signals whenever an object of these kinds may have changed, until it is ended. So does a list of them,
+// also if it fails: an upgrade of Calico may have moved them.
+func (c *follower) watchCalico(ctx context.Context, kinds []schema.GroupVersionKind) (end func()) {
+	ctx, end = context.WithCancel(ctx)
+	for _, kind := range kinds {
+		list := &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		loop := apiwatch.Loop{
+			What: kind.Kind,
+			List: func(ctx context.Context, _ apiwatch.Cycle) (string, error) {
+				err := c.live.List(ctx, list)
+				return list.ResourceVersion, err
+			},
+			Watch: func(ctx context.Context, version string) (watch.Interface, error) {
+				seconds := int64(apiwatch.Timeout / time.Second)
+				return c.live.Watch(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{
+					ResourceVersion: version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds}})
+			},
+			Event: func(watch.Event) error { signal(c.toReserve); return nil },
+			Note:  func(error) { signal(c.toReserve) },
+		}
+		go loop.Run(ctx)
+	}
+	return end
+}
+
+// settled reports whether pods get addresses of pools, no ordinary pods have some, and no imported ones are to be
+// confirmed, so that nothing is to be read again unless Calico's configuration changes.
+func (c *follower) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	for _, o := range pools {
+		why, looked := c.unready[o.Name]
+		if !looked || why != "" || len(s.book.Strangers(o.Name))+len(s.book.Unconfirmed(o.Name)) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// reserve reserves the subnets of pools, and takes back the reservations of pools that are no more. It returns Calico's
+// configuration, nil if it is not known, and reports whether any reservations are left. After an error that says
+// nothing about Calico, what was known of the pools stands.
+func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1alpha1.PodIPPool) (
+	config *calico.Config, left bool, err error) {
+	config, err = c.ipam.Read(ctx)
 	switch {
 	case errors.Is(err, calico.ErrNotServed):
 		c.setUnready(s, pools, "the API server has no IPAM of Calico: Calico is not installed, or keeps its data in an etcd "+
 			"of its own, which is not supported")
-		return false, nil
+		return nil, false, nil
 	case apierrors.IsForbidden(err):
 		c.setUnready(s, pools, fmt.Sprintf("%v: install stayput with pools.calico=true", err))
-		return len(pools) > 0, nil
+		return nil, len(pools) > 0, nil
 	case err != nil:
-		return true, err
+		return nil, true, err
 	}
 	var errs []error
+	var kept []string
 	for _, o := range pools {
 		why, err := c.prepare(ctx, s, config, o)
+		singles, failed := c.adopt(ctx, s, config, o.Name, why == "" && err == nil)
+		kept, errs = append(append(kept, o.Name), singles...), append(errs, failed)
 		if err != nil && !apierrors.IsForbidden(err) {
 			errs = append(errs, err)
 			continue
@@ -95,13 +162,13 @@ func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1al
 		c.setUnready(s, []*stayputv1alpha1.PodIPPool{o}, why)
 	}
 	for _, name := range config.Reservations() {
-		if slices.ContainsFunc(pools, func(o *stayputv1alpha1.PodIPPool) bool { return o.Name == name }) {
+		if slices.Contains(kept, name) || c.singleHeld(ctx, name) {
 			left = true
 		} else if err := c.ipam.Unreserve(ctx, config, name); err != nil {
 			left, errs = true, append(errs, err)
 		}
 	}
-	return left || len(pools) > 0, errors.Join(errs...)
+	return config, left || len(pools) > 0, errors.Join(errs...)
 }
 
 // prepare reserves the subnet of a pool and finds out which of its addresses ordinary pods have. why says why pods
@@ -118,7 +185,7 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 		if why != "" && !c.inUse(s, o.Name) { // nothing to protect
 			return why, nil
 		}
-		if err := c.ipam.Reserve(ctx, config, o.Name, r.Subnet); err != nil {
+		if err := c.ipam.Reserve(ctx, config, o.Name, o.Name, r.Subnet); err != nil {
 			return "", err
 		}
 		since = c.now()
@@ -132,14 +199,7 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 		return fmt.Sprintf("its subnet was reserved in Calico's IPAM just now, and pods that are starting may still get "+
 			"addresses of it: wait until %s", since.Add(calico.ReserveSettles).UTC().Format(time.RFC3339)), nil
 	}
-	c.mu.Lock()
-	was, looked := c.unready[o.Name]
-	known := s != nil && looked && was == "" && len(s.book.Strangers(o.Name)) == 0
-	c.unlock()
-	if s == nil {
-		return calico.ErrUnread.Error(), nil
-	}
-	if known {
+	if c.settled(s, o) {
 		return "", nil
 	}
 	at := c.now()
@@ -153,13 +213,55 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 	return "", nil
 }
 
+// adopt reserves the addresses of a pool that are outside of its subnet: its pods had them before (kubectl stayput
+// import calico). It returns the names of their reservations. Once no ADD can be under way that began earlier, it finds
+// out by Calico's IPAM whether the pods have them.
+func (c *follower) adopt(ctx context.Context, s *session, config *calico.Config, name string, ready bool) (
+	reserved []string, err error) {
+	c.mu.Lock()
+	outside, unconfirmed := s.book.Outside(name), s.book.Unconfirmed(name)
+	c.unlock()
+	var errs []error
+	for _, a := range outside {
+		single, subnet := calico.SinglePrefix+stayputv1alpha1.PodIPName(a), netip.PrefixFrom(a, a.BitLen())
+		since := config.Reserved(single, subnet)
+		if since.IsZero() {
+			errs, since = append(errs, c.ipam.Reserve(ctx, config, single, name, subnet)), c.now()
+		}
+		if c.now().Sub(since) < calico.ReserveSettles {
+			unconfirmed = slices.DeleteFunc(unconfirmed, func(is netip.Addr) bool { return is == a })
+		}
+		reserved = append(reserved, single)
+	}
+	if !ready {
+		unconfirmed = nil
+	}
+	for _, a := range unconfirmed {
+		is, err := c.ipam.Observe(ctx, a)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		is.Reserved = true
+		c.mu.Lock()
+		s.book.SetAllocation(a, is)
+		c.enqueueLocked(pool.KeyOfAddress(a))
+		c.unlock()
+	}
+	return reserved, errors.Join(errs...)
+}
+
+// singleHeld reports whether a reservation is that of an address which has a PodIP, past the cache: another controller,
+// which leads by now, may know of it.
+func (c *follower) singleHeld(ctx context.Context, name string) bool {
+	name, single := strings.CutPrefix(name, calico.SinglePrefix)
+	return single && !apierrors.IsNotFound(c.live.Get(ctx, types.NamespacedName{Name: name}, &stayputv1alpha1.PodIP{}))
+}
+
 // inUse reports whether pods have addresses of a pool, or are promised some.
 func (c *follower) inUse(s *session, name string) bool {
 	c.mu.Lock()
 	defer c.unlock()
-	if s == nil {
-		return false
-	}
 	count := s.book.Count(name, c.now())
 	return count.Used+count.OutOfRange > 0
 }

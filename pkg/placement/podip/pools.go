@@ -168,18 +168,33 @@ func (c *Controller) overlaps(ctx context.Context, p pool.Pool, others []pool.Po
 			all = append(all, "pods of node "+node.Name)
 		}
 	}
-	var services networkingv1.ServiceCIDRList
-	if err := c.live.List(ctx, &services); err == nil { // before Kubernetes 1.33 there are none
-		for i := range services.Items {
-			if in(services.Items[i].Spec.CIDRs) {
-				all = append(all, "Services of ServiceCIDR "+services.Items[i].Name)
-			}
+	for _, services := range c.serviceCIDRs(ctx) {
+		if in(services.Spec.CIDRs) {
+			all = append(all, "Services of ServiceCIDR "+services.Name)
 		}
 	}
 	if n := len(all); n > overlapsMost {
 		all = append(all[:overlapsMost], fmt.Sprintf("%d more", n-overlapsMost))
 	}
 	return all, nil
+}
+
+// serviceCIDRs returns the ServiceCIDRs. The status of a pool is reviewed all the time while pods come and go: they are
+// read every [pool.MarkEvery].
+func (c *Controller) serviceCIDRs(ctx context.Context) []networkingv1.ServiceCIDR {
+	c.mu.Lock()
+	defer c.unlock()
+	if now := c.now(); now.Sub(c.servicesAt) >= pool.MarkEvery {
+		c.servicesAt = now
+		c.mu.Unlock()
+		var list networkingv1.ServiceCIDRList
+		err := c.live.List(ctx, &list)
+		c.mu.Lock()
+		if err == nil { // before Kubernetes 1.33 there are none
+			c.services = list.Items
+		}
+	}
+	return c.services
 }
 
 // showSpiderIPPool writes the counts of a SpiderIPPool, and says why it gives nothing.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -47,11 +48,13 @@ type state struct {
 	pools      map[string]*stayputv1alpha1.PodIPPool
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace
-	above      map[string]pool.Workload // of a ReplicaSet, by UID
-	unlabelled map[string]struct{}      // namespaces that the policy has not labelled
-	unready    map[string]string        // why pools of mode Calico give nothing, empty if they give; for the session
-	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
-	session    *session                 // nil if there is no Book
+	above      map[string]pool.Workload   // of a ReplicaSet, by UID
+	unlabelled map[string]struct{}        // namespaces that the policy has not labelled
+	unready    map[string]string          // why pools of mode Calico give nothing, empty if they give; for the session
+	guard      string                     // names what guards the addresses of pods, empty if nothing is known to
+	session    *session                   // nil if there is no Book
+	services   []networkingv1.ServiceCIDR // as they were read at servicesAt
+	servicesAt time.Time
 	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
 	agents *corev1.Pod
 }
@@ -122,22 +125,26 @@ func (c *state) announce() {
 }
 
 // has is which pools there are: served as agents are told of them, empty if there are none, and calico the subnets of
-// those of mode Calico.
+// those of mode Calico, and addresses outside of these. unread says that such addresses are not known yet.
 type has struct {
 	served, calico string
-	routed         bool
+	routed, unread bool
 }
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
-	served, some := stayputv1alpha1.ServedPools{Guard: c.guard}, false
+	served := stayputv1alpha1.ServedPools{Guard: c.guard}
 	var calico []string
 	for _, o := range c.pools {
-		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // of which no agent knows
+		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // agents know nothing of it, but answer an audit
 			calico = append(calico, o.Spec.Subnet)
+			if is.unread = c.session == nil || !c.session.ready; !is.unread {
+				for _, a := range c.session.book.Outside(o.Name) {
+					calico = append(calico, netip.PrefixFrom(a, a.BitLen()).String())
+				}
+			}
 			continue
 		}
-		some = true
 		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
 		if p, err := netip.ParsePrefix(o.Spec.Subnet); err == nil { // else it gives nothing
 			served.Subnets = append(served.Subnets, p.Masked())
@@ -146,7 +153,7 @@ func (c *state) hasLocked() (is has) {
 			served.Gateways = append(served.Gateways, a)
 		}
 	}
-	if some {
+	if len(c.pools) > 0 {
 		is.served = served.Text()
 	}
 	slices.Sort(calico)
@@ -168,6 +175,8 @@ func (c *state) open(s *session) {
 	defer c.unlock()
 	s.ready = true
 	s.book.WakeAll()
+	signal(c.toReserve)
+	c.announce()
 }
 
 // wakeAllLocked wakes everything, if there is a Book.

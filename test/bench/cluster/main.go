@@ -48,6 +48,10 @@ var sections = []table.Section[*bench]{
 		Name: "moves", Measure: measureMoves,
 		About: "pods with addresses of routed pools: their moves, their network, and what agents do for them",
 	},
+	{
+		Name: calicoSection, Measure: measureCalico,
+		About: "pods with addresses of a pool inside Calico's IPAM; only if asked for, since it builds Calico",
+	},
 	{Name: "scale", About: "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", Measure: measureScale},
 	{
 		Name: "fleet", Measure: measureFleet,
@@ -93,7 +97,8 @@ func run() int {
 // choose returns the sections to measure, each with its scale.
 func choose(names []string, only string, scale float64) (map[string]float64, error) {
 	if only == "" {
-		only = strings.Join(names, ",")
+		only = strings.Join(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == calicoSection }),
+			",")
 	}
 	chosen := map[string]float64{}
 	for one := range strings.SplitSeq(only, ",") {

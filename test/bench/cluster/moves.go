@@ -266,6 +266,7 @@ type talk struct {
 
 	mu    sync.Mutex
 	first string // the process that answers at first
+	begun time.Time
 	last  time.Time
 	next  time.Time // when another one answered first
 	late  bool      // the first one answered after that
@@ -333,6 +334,9 @@ func (t *talk) heard(who string, at time.Time) {
 	defer t.mu.Unlock()
 	switch {
 	case t.first == "" || t.first == who:
+		if t.first == "" || at.Before(t.begun) {
+			t.begun = at
+		}
 		t.first = who
 		t.late = t.late || !t.next.IsZero() && at.After(t.next)
 		if at.After(t.last) {

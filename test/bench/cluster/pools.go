@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"time"
@@ -226,16 +227,7 @@ func (w *world) giveBesideMany(ctx context.Context, b *bench, idle []time.Durati
 		return nil, err
 	}
 	n := max(mostPuts, int(poolPodIPs*b.scale))
-	s, first := w.newStore(), netip.MustParseAddr("10.100.0.0").As4()
-	err = parallel(ctx, n/mostPuts, scaleClients, func(ctx context.Context, _, chunk int) error {
-		var some []client.Object
-		for i := range mostPuts {
-			k := chunk*mostPuts + i
-			some = append(some, keptPodIP(netip.AddrFrom4([4]byte{10, first[1] + byte(k>>16), byte(k >> 8), byte(k)}), k,
-				w.Nodes[0].Name))
-		}
-		return s.put(ctx, some...)
-	})
+	err = w.keepMany(ctx, stayputv1alpha1.ModeL2, netip.MustParseAddr("10.100.0.0"), n, w.Nodes[0].Name)
 	if err != nil {
 		return nil, err
 	}
@@ -279,6 +271,24 @@ func (w *world) allGive(ctx context.Context) error {
 		return err
 	}
 	return w.clear(ctx, poolNamespace)
+}
+
+// keepMany stores n addresses of the pool, from the first one on, that are kept for pods that are gone: a multiple of
+// [mostPuts].
+func (w *world) keepMany(
+	ctx context.Context, mode stayputv1alpha1.PodIPPoolMode, first netip.Addr, n int, node string,
+) error {
+	s, from := w.newStore(), binary.BigEndian.Uint32(first.AsSlice())
+	return parallel(ctx, n/mostPuts, scaleClients, func(ctx context.Context, _, chunk int) error {
+		var some []client.Object
+		for k := chunk * mostPuts; len(some) < mostPuts; k++ {
+			a, _ := netip.AddrFromSlice(binary.BigEndian.AppendUint32(nil, from+uint32(k)))
+			ip := keptPodIP(a, k, node)
+			ip.Spec.Mode = mode
+			some = append(some, ip)
+		}
+		return s.put(ctx, some...)
+	})
 }
 
 // keptPodIP returns an address of the pool that is kept for a pod that is gone.

@@ -42,6 +42,7 @@ rules:
 // write is a line of the audit log.
 type write struct {
 	Verb string `json:"verb"`
+	URI  string `json:"requestURI"`
 	User struct {
 		Username string `json:"username"`
 	} `json:"user"`

@@ -1,0 +1,236 @@
+package podip
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	discoveryfake "k8s.io/client-go/discovery/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
+	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/calico"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/test/must"
+)
+
+var (
+	calicoV1 = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
+	calicoV3 = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
+)
+
+// calicoAPIs are the API groups that Calico's objects are in, before and after an upgrade, and their kinds.
+var calicoAPIs = map[schema.GroupVersion][]string{
+	calicoV1: {"IPPool", "IPReservation", "IPAMConfig", "ClusterInformation", "IPAMBlock"},
+	calicoV3: {"IPPool", "IPReservation", "IPAMConfiguration", "ClusterInformation", "IPAMBlock"},
+}
+
+// installCalico has an API server serve Calico's objects in both groups, and returns what says which one it serves.
+func installCalico(t *testing.T, a *api) *clienttesting.Fake {
+	t.Helper()
+	for gv, kinds := range calicoAPIs {
+		for _, kind := range kinds {
+			a.Scheme().AddKnownTypeWithName(gv.WithKind(kind), &unstructured.Unstructured{})
+			a.Scheme().AddKnownTypeWithName(gv.WithKind(kind+"List"), &unstructured.UnstructuredList{})
+		}
+		must.Do(t, a.Create(t.Context(), ofCalico(gv, "IPPool", "main", map[string]any{"cidr": "10.244.0.0/16"})))
+		must.Do(t, a.Create(t.Context(), ofCalico(gv, kinds[2], "default", map[string]any{"strictAffinity": false})))
+	}
+	return &clienttesting.Fake{}
+}
+
+func serve(served *clienttesting.Fake, gv schema.GroupVersion) {
+	served.Resources = []*metav1.APIResourceList{{GroupVersion: gv.String(),
+		APIResources: []metav1.APIResource{{Kind: "IPAMBlock", Name: "ipamblocks"}}}}
+}
+
+// ofCalico makes an object of Calico's.
+func ofCalico(gv schema.GroupVersion, kind, name string, spec map[string]any) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	o.SetGroupVersionKind(gv.WithKind(kind))
+	o.SetName(name)
+	return o
+}
+
+// Calico's configuration is watched while there is a pool inside its IPAM, and read only if it may have changed.
+func TestCalicosConfigurationIsReadOnceItChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before, after := calicoV1, calicoV3
+		a := newAPI(t, aPool("blue", "", func(o *stayputv1alpha1.PodIPPool) {
+			o.Spec = stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeCalico, Subnet: "10.244.240.0/24"}
+		}))
+		served := installCalico(t, a)
+		serve(served, before)
+		lists, moved, watches := 0, false, []watch.Interface{}
+		a.WithWatch = interceptor.NewClient(a.WithWatch, interceptor.Funcs{
+			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+				gv := list.GetObjectKind().GroupVersionKind().GroupVersion()
+				if moved && gv == before {
+					return apierrors.NewNotFound(schema.GroupResource{Group: gv.Group}, "")
+				}
+				if _, of := calicoAPIs[gv]; of {
+					lists++
+				}
+				return c.List(ctx, list, o...)
+			},
+			Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) (
+				watch.Interface, error) {
+				w, err := c.Watch(ctx, list, o...)
+				watches = append(watches, w)
+				context.AfterFunc(ctx, w.Stop)
+				return w, err
+			},
+		})
+		c := control(t, a)
+		c.ipam = newIPAM(a, cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: served}))
+		go c.follower.followsCalico(t.Context())
+		says := func(when string, d time.Duration, want string) {
+			t.Helper()
+			a.now = a.now.Add(d)
+			time.Sleep(d)
+			synctest.Wait()
+			c.mu.Lock()
+			defer c.unlock()
+			if is := c.poolLocked(c.pools["blue"]).Unready; (is == "") != (want == "") || !strings.Contains(is, want) {
+				t.Fatalf("%s: %q, want %q", when, is, want)
+			}
+		}
+		const settles = calico.ReserveSettles + time.Second
+		says("reserved", time.Second, "was reserved in Calico's IPAM just now")
+		says("reserved long ago", settles, "")
+		lists = 0
+		if says("at rest", 2*time.Minute, ""); lists > 0 {
+			t.Errorf("at rest it was read %d times", lists)
+		}
+
+		changes := func(gv schema.GroupVersion, kind string) {
+			t.Helper()
+			config := ofCalico(gv, kind, "default", nil)
+			for _, strict := range []bool{true, false} {
+				must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(config), config))
+				must.Do(t, unstructured.SetNestedField(config.Object, strict, "spec", "strictAffinity"))
+				must.Do(t, a.Update(t.Context(), config))
+				says("strict, and no more", 0, map[bool]string{true: "strictAffinity"}[strict])
+			}
+		}
+		changes(before, "IPAMConfig")
+		must.Do(t, a.Delete(t.Context(), ofCalico(before, "IPReservation", "stayput-blue", nil)))
+		says("without its reservation", 0, "was reserved in Calico's IPAM just now")
+		says("with another one", settles, "")
+
+		// An upgrade moves it: the watches end, and nothing is there to be listed.
+		moved = true
+		serve(served, after)
+		for _, w := range watches {
+			w.Stop()
+		}
+		says("moved", cluster.LookupEvery, "was reserved in Calico's IPAM just now")
+		says("moved long ago", settles, "")
+		changes(after, "IPAMConfiguration")
+
+		// Without a pool nothing of it is watched.
+		must.Do(t, a.Delete(t.Context(), aPool("blue", "")))
+		c.mu.Lock()
+		c.removePoolLocked("blue")
+		c.unlock()
+		time.Sleep(time.Second)
+		reservation := ofCalico(after, "IPReservation", "stayput-blue", nil)
+		if err := a.Get(t.Context(), client.ObjectKeyFromObject(reservation), reservation); !apierrors.IsNotFound(err) {
+			t.Errorf("the reservation of a pool that is gone: %v", err)
+		}
+		lists = 0
+		if time.Sleep(3 * apiwatch.Timeout); lists > 0 {
+			t.Errorf("without a pool it was listed %d times", lists)
+		}
+	})
+}
+
+// An address that was imported with its pod, outside of the pool's subnet, is reserved and announced, and counts two
+// minutes after that. Its reservation stays for as long as its PodIP does, also if only another controller knows that.
+func TestAnImportedAddressIsReservedAndCountsTwoMinutesLater(t *testing.T) {
+	const address = "10.244.1.1"
+	ip := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: address, UID: "ip",
+		Finalizers: []string{stayputv1alpha1.FinalizerInUse}},
+		Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeCalico, Namespace: "default",
+			PodName: "web-0", PodUID: "web-0", Interface: "eth0", Retention: "while-owned", Adopted: true}}
+	a := newAPI(t,
+		&stayputv1alpha1.PodIPPool{ObjectMeta: metav1.ObjectMeta{Name: "blue", UID: "blue"},
+			Spec: stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeCalico, Subnet: "10.244.240.0/24"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "web-0",
+			CreationTimestamp: metav1.NewTime(hometest.Noon)}, Spec: corev1.PodSpec{NodeName: "node-1"},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: address}},
+		ofCalico(calicoV1, "IPPool", "default", map[string]any{"cidr": "10.244.0.0/16"}),
+		ofCalico(calicoV1, "IPAMBlock", "10-244-1-0-26", map[string]any{"cidr": "10.244.1.0/26",
+			"allocations": []any{nil, int64(0)}, "attributes": []any{map[string]any{"handle_id": "h",
+				"secondary": map[string]any{"namespace": "default", "pod": "web-0", "node": "node-1"}}}}))
+	c := control(t, a)
+	c.ipam = calico.New(a, func(of schema.GroupVersionKind) (bool, error) {
+		return of.Group == calicoV1.Group, nil
+	}, c.now)
+	reserved := func() (names []string) {
+		t.Helper()
+		_, _, err := c.follower.reserve(t.Context(), c.session, []*stayputv1alpha1.PodIPPool{c.pools["blue"]})
+		must.Do(t, err)
+		config, err := c.ipam.Read(t.Context())
+		must.Do(t, err)
+		return config.Reservations()
+	}
+	phase := func() stayputv1alpha1.PodIPPhase {
+		t.Helper()
+		c.works()
+		must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(ip), ip))
+		return ip.Status.Phase
+	}
+	both := []string{"blue", "ip-" + address}
+	reserved()
+	a.now = a.now.Add(calico.ReserveSettles)
+	if reserved(); c.unready["blue"] != "" {
+		t.Fatalf("the pool is not ready: %s", c.unready["blue"])
+	}
+	must.Do(t, a.Create(t.Context(), ip))
+	c.looks()
+	if is := reserved(); !slices.Equal(is, both) {
+		t.Fatalf("reserved are %v", is)
+	}
+	if is := c.hasLocked().calico; is != "10.244.1.1/32,10.244.240.0/24" {
+		t.Errorf("announced is %s", is)
+	}
+	c.session.ready = false
+	if !c.hasLocked().unread {
+		t.Error("without PodIPs, what was announced does not stand")
+	}
+	c.session.ready = true
+	a.now = a.now.Add(calico.ReserveSettles - time.Second)
+	if reserved(); phase() != "" {
+		t.Errorf("before another pod can be known not to get it, it is %s", ip.Status.Phase)
+	}
+	a.now = a.now.Add(2 * time.Second)
+	if reserved(); phase() != stayputv1alpha1.PodIPBound || ip.Status.NodeName != "node-1" || ip.Status.PodUID != "web-0" {
+		t.Errorf("%+v", ip.Status)
+	}
+
+	// Of the PodIP this controller has not heard, and then it is gone.
+	c.session.removeIPLocked(c.session.book.Addresses()[0])
+	if is := reserved(); !slices.Equal(is, both) {
+		t.Errorf("reserved are %v", is)
+	}
+	ip.Finalizers = nil
+	must.Do(t, a.Update(t.Context(), ip))
+	must.Do(t, a.Delete(t.Context(), ip))
+	if is := reserved(); !slices.Equal(is, both[:1]) {
+		t.Errorf("reserved are %v", is)
+	}
+}
