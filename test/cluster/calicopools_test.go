@@ -185,6 +185,8 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 		heldOn(t, c, p)
 	}
 	who.reached(t, pod)
+	deletePods(t, c, ns, "web")
+	same("deleted after a restart of the node")
 	bothFamilies(t, c, ns)
 
 	// 4. An author of a pod asks Calico for an address of the pool, in one way or another.
