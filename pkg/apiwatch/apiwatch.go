@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -53,6 +54,9 @@ type Cycle struct {
 	// Again ends this cycle, which is no error, and begins the next one. It may be called from any goroutine, also after
 	// the cycle has ended.
 	Again func()
+	// Doubt is Again if the watch has gone on since the list, with [Loop.Version]. It is for when objects may have been
+	// restored from a backup, which ends watches: one that is still the first after the list has missed nothing.
+	Doubt func()
 }
 
 // errAgain is what a cycle ends with that was to.
@@ -102,7 +106,13 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 		}
 	}()
 	listed := time.Now()
-	version, err := l.List(ctx, Cycle{Interrupted: interrupted, Again: func() { cancel(errAgain) }})
+	var goneOn atomic.Bool
+	again := func() { cancel(errAgain) }
+	version, err := l.List(ctx, Cycle{Interrupted: interrupted, Again: again, Doubt: func() {
+		if goneOn.Load() {
+			again()
+		}
+	}})
 	for err == nil && time.Since(listed) < listEvery {
 		begun := time.Now()
 		version, err = l.watch(ctx, version, healthy)
@@ -114,6 +124,7 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 			if order, unknown := resourceversion.CompareResourceVersion(now, version); unknown != nil || order < 0 {
 				return nil
 			}
+			goneOn.Store(true)
 		}
 	}
 	return err

@@ -171,7 +171,7 @@ func newKeeper(o Options, api api) *Keeper {
 	k.router.reporter, k.router.troubles = k.reporter, k.troubles
 	k.reporter.recalled = func() {
 		k.pods.enqueueAll()
-		k.router.relist()
+		k.router.doubtPlaces()
 	}
 	k.checker = &checker{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, runtime: o.Runtime, serves: o.Serves, pods: k.pods,

@@ -61,7 +61,8 @@ type router struct {
 	mu       sync.Mutex
 	enabled  bool // whether the cluster has a pool of mode Routed
 	podCIDRs []netip.Prefix
-	again    func() // lists all PodIPs again, nil if they were never listed
+	again    func() // lists all PodIPs again, nil if they were never listed; doubt does so if that may be necessary
+	doubt    func()
 }
 
 func newRouter(o Options) *router {
@@ -148,6 +149,15 @@ func (r *router) work(ctx context.Context) {
 	wg.Wait()
 }
 
+// doubtPlaces makes the watch list all PodIPs again, unless it is the first one after a list.
+func (r *router) doubtPlaces() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.doubt != nil {
+		r.doubt()
+	}
+}
+
 // followRouted tells the routes where each routed address is. The agents of all nodes watch all of them: if each made a
 // list of them after each watch, that alone would take an API server several processors.
 func (r *router) followRouted(ctx context.Context) {
@@ -158,7 +168,8 @@ func (r *router) followRouted(ctx context.Context) {
 
 func (r *router) listRouted(ctx context.Context, c apiwatch.Cycle) (version string, err error) {
 	r.mu.Lock()
-	r.again = c.Again // before the list is read by what pools there are: if these change later, it is read again
+	// Before the list is read by what pools there are: if these change later, it is read again.
+	r.again, r.doubt = c.Again, c.Doubt
 	r.mu.Unlock()
 	places := map[netip.Addr]route.Place{}
 	version, err = r.api.Routed(ctx, func(ip *v1alpha1.PodIP) {

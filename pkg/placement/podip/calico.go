@@ -41,10 +41,13 @@ func newIPAM(live client.Client, workloads *cluster.Workloads) *calico.IPAM {
 	}, time.Now)
 }
 
-// followsCalico keeps the subnets of pools of mode Calico reserved, and says why pods cannot have addresses of one,
-// until ctx ends. While there is such a pool it watches Calico's configuration, and reads it once that may be another.
+// reserver reserves the subnets of pools of mode Calico.
+type reserver struct{ *writer }
+
+// run keeps the subnets of pools of mode Calico reserved, and says why pods cannot have addresses of one, until ctx
+// ends. While there is such a pool it watches Calico's configuration, and reads it once that may be another.
 // Unless all is well it also reads it every [cluster.LookupEvery].
-func (c *follower) followsCalico(ctx context.Context) {
+func (c *reserver) run(ctx context.Context) {
 	reserved := true // something may be, from before
 	var watched []schema.GroupVersionKind
 	unwatch := func() {}
@@ -91,7 +94,7 @@ func (c *follower) followsCalico(ctx context.Context) {
 
 // watchCalico signals whenever an object of these kinds may have changed, until it is ended. So does a list of them,
 // also if it fails: an upgrade of Calico may have moved them.
-func (c *follower) watchCalico(ctx context.Context, kinds []schema.GroupVersionKind) (end func()) {
+func (c *reserver) watchCalico(ctx context.Context, kinds []schema.GroupVersionKind) (end func()) {
 	ctx, end = context.WithCancel(ctx)
 	for _, kind := range kinds {
 		list := &metav1.PartialObjectMetadataList{}
@@ -117,7 +120,7 @@ func (c *follower) watchCalico(ctx context.Context, kinds []schema.GroupVersionK
 
 // settled reports whether pods get addresses of pools, no ordinary pods have some, and no imported ones are to be
 // confirmed, so that nothing is to be read again unless Calico's configuration changes.
-func (c *follower) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool {
+func (c *reserver) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool {
 	c.mu.Lock()
 	defer c.unlock()
 	for _, o := range pools {
@@ -132,7 +135,7 @@ func (c *follower) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool
 // reserve reserves the subnets of pools, and takes back the reservations of pools that are no more. It returns Calico's
 // configuration, nil if it is not known, and reports whether any reservations are left. After an error that says
 // nothing about Calico, what was known of the pools stands.
-func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1alpha1.PodIPPool) (
+func (c *reserver) reserve(ctx context.Context, s *session, pools []*stayputv1alpha1.PodIPPool) (
 	config *calico.Config, left bool, err error) {
 	config, err = c.ipam.Read(ctx)
 	switch {
@@ -173,7 +176,7 @@ func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1al
 
 // prepare reserves the subnet of a pool and finds out which of its addresses ordinary pods have. why says why pods
 // cannot start with addresses of the pool, empty if they can.
-func (c *follower) prepare(ctx context.Context, s *session, config *calico.Config, o *stayputv1alpha1.PodIPPool) (
+func (c *reserver) prepare(ctx context.Context, s *session, config *calico.Config, o *stayputv1alpha1.PodIPPool) (
 	why string, err error) {
 	r, err := pool.Parse(o.Spec)
 	if err != nil {
@@ -216,7 +219,7 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 // adopt reserves the addresses of a pool that are outside of its subnet: its pods had them before (kubectl stayput
 // import calico). It returns the names of their reservations. Once no ADD can be under way that began earlier, it finds
 // out by Calico's IPAM whether the pods have them.
-func (c *follower) adopt(ctx context.Context, s *session, config *calico.Config, name string, ready bool) (
+func (c *reserver) adopt(ctx context.Context, s *session, config *calico.Config, name string, ready bool) (
 	reserved []string, err error) {
 	c.mu.Lock()
 	outside, unconfirmed := s.book.Outside(name), s.book.Unconfirmed(name)
@@ -253,13 +256,13 @@ func (c *follower) adopt(ctx context.Context, s *session, config *calico.Config,
 
 // singleHeld reports whether a reservation is that of an address which has a PodIP, past the cache: another controller,
 // which leads by now, may know of it.
-func (c *follower) singleHeld(ctx context.Context, name string) bool {
+func (c *reserver) singleHeld(ctx context.Context, name string) bool {
 	name, single := strings.CutPrefix(name, calico.SinglePrefix)
 	return single && !apierrors.IsNotFound(c.live.Get(ctx, types.NamespacedName{Name: name}, &stayputv1alpha1.PodIP{}))
 }
 
 // inUse reports whether pods have addresses of a pool, or are promised some.
-func (c *follower) inUse(s *session, name string) bool {
+func (c *reserver) inUse(s *session, name string) bool {
 	c.mu.Lock()
 	defer c.unlock()
 	count := s.book.Count(name, c.now())
@@ -268,7 +271,7 @@ func (c *follower) inUse(s *session, name string) bool {
 
 // setUnready notes why pools of mode Calico give nothing, for the Book that was looked at: another one begins without
 // what this one knows.
-func (c *follower) setUnready(s *session, pools []*stayputv1alpha1.PodIPPool, why string) {
+func (c *reserver) setUnready(s *session, pools []*stayputv1alpha1.PodIPPool, why string) {
 	c.mu.Lock()
 	defer c.unlock()
 	if c.session != s {

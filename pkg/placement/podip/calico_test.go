@@ -96,7 +96,7 @@ func TestCalicosConfigurationIsReadOnceItChanges(t *testing.T) {
 		})
 		c := control(t, a)
 		c.ipam = newIPAM(a, cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: served}))
-		go c.follower.followsCalico(t.Context())
+		go c.follower.reserver.run(t.Context())
 		says := func(when string, d time.Duration, want string) {
 			t.Helper()
 			a.now = a.now.Add(d)
@@ -182,7 +182,7 @@ func TestAnImportedAddressIsReservedAndCountsTwoMinutesLater(t *testing.T) {
 	}, c.now)
 	reserved := func() (names []string) {
 		t.Helper()
-		_, _, err := c.follower.reserve(t.Context(), c.session, []*stayputv1alpha1.PodIPPool{c.pools["blue"]})
+		_, _, err := c.follower.reserver.reserve(t.Context(), c.session, []*stayputv1alpha1.PodIPPool{c.pools["blue"]})
 		must.Do(t, err)
 		config, err := c.ipam.Read(t.Context())
 		must.Do(t, err)

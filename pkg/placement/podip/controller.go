@@ -113,7 +113,7 @@ func New(cl client.Client, live client.WithWatch, cached client.Reader, informer
 		writer:  w,
 		claimer: &Claimer{writer: w, cache: cached},
 		follower: &follower{writer: w, informers: informers,
-			announcer: &announcer{writer: w, installation: o.Installation}},
+			announcer: &announcer{writer: w, installation: o.Installation}, reserver: &reserver{w}},
 		uninstalling: o.Uninstalling,
 		lag:          workqueue.NewTypedItemExponentialFailureRateLimiter[pool.Key](cluster.CacheLag, longestLag),
 	}

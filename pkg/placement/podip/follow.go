@@ -25,6 +25,7 @@ import (
 type follower struct {
 	*writer
 	announcer *announcer
+	reserver  *reserver
 	informers cache.Informers
 }
 
@@ -65,7 +66,7 @@ func (c *follower) Start(ctx context.Context) error {
 	go c.reflect(ctx, metadata("Namespace"), metadataList("Namespace"), c.toBeLabelled())
 	go c.labels(ctx)
 	go c.lookForSpiderpool(ctx)
-	go c.followsCalico(ctx)
+	go c.reserver.run(ctx)
 	for _, known := range []chan struct{}{c.first, c.read} {
 		select {
 		case <-ctx.Done():
