@@ -12,7 +12,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 export CGO_ENABLED := 0
 
 .PHONY: all build image release publish github-release release-check \
-	manifests test lab vet demo chaos chaos-routed flannel long conformance compat apps calico calico-ipam crio multus \
+	manifests test lab vet demo chaos chaos-routed chaos-calico flannel long conformance compat apps calico calico-ipam crio multus \
 	cert-manager bench bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -123,6 +123,11 @@ chaos-routed: ## the same with pods of routed pools, beside flanneld and kube-pr
 	$(GO) build -o bin/chaos ./test/chaos
 	bin/chaos -routed -for=$(FOR) -seed=$(SEED)
 
+chaos-calico: ## the same with pods of pools in Calico's own IPAM, beside Felix and Calico's controllers
+	$(GO) run ./test/lab/cmd/labbuild calico-ipam
+	$(GO) build -o bin/chaos ./test/chaos
+	bin/chaos -calico -for=$(FOR) -seed=$(SEED)
+
 flannel: ## routed pools beside flanneld and kube-proxy; 12 min, and 4 more the first time
 	$(GO) run ./test/lab/cmd/labbuild flannel
 	$(GO) test -count=1 -v -timeout 90m -tags flannel \
@@ -147,9 +152,9 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
 
-calico-ipam: ## a cluster of Calico alone, with its own IPAM: 8 min, and 10 more the first time
+calico-ipam: ## clusters of Calico alone, with its own IPAM: 50 min, and 10 more the first time
 	$(GO) run ./test/lab/cmd/labbuild calico-ipam
-	$(GO) test -count=1 -v -timeout 60m -tags calico -run CalicoIPAM ./test/cluster
+	$(GO) test -count=1 -v -timeout 120m -tags calico -run CalicoIPAM ./test/cluster
 
 long: ## cluster tests that make test leaves out: upgrades, a thousand pods, webhook to policies, Kruise's and Spiderpool's words
 	$(GO) run ./test/lab/cmd/labbuild

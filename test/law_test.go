@@ -100,7 +100,7 @@ var law = []rule{
 	{
 		pkg: "pkg/placement/podip",
 		uses: []string{
-			"pkg/retention", "pkg/apiwatch", "pkg/api", "pkg/home", "pkg/pool", "pkg/placement/calico",
+			"pkg/retention", "pkg/api", "pkg/apiwatch", "pkg/home", "pkg/pool", "pkg/placement/calico",
 			"pkg/placement/cluster", "pkg/placement/gate",
 		},
 		never: addresses,

@@ -1,4 +1,5 @@
-// Package apiwatch follows objects of the API server: it lists, watches until that ends, and lists again.
+// Package apiwatch follows objects of the API server: it lists, watches until that ends, and lists again, or goes on
+// watching.
 //
 // client-go's Reflector is not that. It resumes a watch where the last one ended, and a watch from a version that the
 // API server has lost, after etcd was restored from a backup, is silent. It may begin with a list of the API server's
@@ -14,11 +15,13 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Timeout bounds a watch. The list that follows tells what it missed.
+// Timeout bounds a watch.
 const Timeout = 10 * time.Minute
 
 // Loop lists and watches. Its functions are called one at a time.
@@ -32,9 +35,18 @@ type Loop struct {
 	Event func(watch.Event) error
 	// Note is called with each error, and with nil once it watches.
 	Note func(error)
+	// Version returns the version of the API server, past all caches. It is for many objects: a watch that has ended
+	// without an error goes on where it ended, for up to an hour. A list follows before only after an error, or if the
+	// version went back: while etcd is restored from a backup, no API server answers. A nil Version has a list follow each
+	// watch, which tells what the watch missed.
+	Version func(ctx context.Context) (string, error)
 }
 
-// Cycle is a list and the watch that follows it.
+// listEvery is after how long a list is due though no watch has failed: a restore that nothing of it noticed is made up
+// for then.
+const listEvery = time.Hour
+
+// Cycle is a list and the watches that follow it.
 type Cycle struct {
 	// Interrupted reports whether the last cycle ended early, or there was none.
 	Interrupted bool
@@ -80,10 +92,8 @@ func (l *Loop) Run(ctx context.Context) {
 	}
 }
 
-// cycle lists, and watches until the watch ends. Once it watches it calls healthy.
+// cycle lists, and watches until a list is due. Once it watches it calls healthy.
 func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err error) {
-	ctx, stop := context.WithTimeout(ctx, Timeout+time.Minute)
-	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer func() {
@@ -91,13 +101,31 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 			err = errAgain
 		}
 	}()
+	listed := time.Now()
 	version, err := l.List(ctx, Cycle{Interrupted: interrupted, Again: func() { cancel(errAgain) }})
-	if err != nil {
-		return err
+	for err == nil && time.Since(listed) < listEvery {
+		begun := time.Now()
+		version, err = l.watch(ctx, version, healthy)
+		if err != nil || l.Version == nil || time.Since(begun) < shortest {
+			return err
+		}
+		var now string
+		if now, err = l.Version(ctx); err == nil {
+			if order, unknown := resourceversion.CompareResourceVersion(now, version); unknown != nil || order < 0 {
+				return nil
+			}
+		}
 	}
+	return err
+}
+
+// watch watches from a version on until that ends, and returns the version up to which all is known.
+func (l *Loop) watch(ctx context.Context, version string, healthy func()) (string, error) {
+	ctx, stop := context.WithTimeout(ctx, Timeout+time.Minute)
+	defer stop()
 	w, err := l.Watch(ctx, version)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer w.Stop()
 	healthy()
@@ -106,12 +134,15 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 		switch e.Type {
 		case watch.Bookmark:
 		case watch.Error:
-			return fmt.Errorf("watching %s: %w", l.What, apierrors.FromObject(e.Object))
+			return "", fmt.Errorf("watching %s: %w", l.What, apierrors.FromObject(e.Object))
 		default:
 			if err := l.Event(e); err != nil {
-				return err
+				return "", err
 			}
 		}
+		if o, err := meta.Accessor(e.Object); err == nil {
+			version = o.GetResourceVersion()
+		}
 	}
-	return nil
+	return version, ctx.Err()
 }

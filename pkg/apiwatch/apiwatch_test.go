@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,7 +21,9 @@ type server struct {
 	cycles []Cycle
 	events []watch.EventType
 	notes  []error
-	bad    error // of events
+	bad    error    // of events
+	now    string   // the version, empty if the loop does not ask
+	from   []string // the versions of watches
 }
 
 // follow runs a test in a bubble of time, with a loop.
@@ -33,9 +36,7 @@ func follow(t *testing.T, s *server, test func()) {
 				return "7", s.err
 			},
 			Watch: func(ctx context.Context, version string) (watch.Interface, error) {
-				if version != "7" {
-					t.Errorf("watches from version %s", version)
-				}
+				s.from = append(s.from, version)
 				w := watch.NewRaceFreeFake()
 				s.w = w
 				context.AfterFunc(ctx, w.Stop)
@@ -46,6 +47,9 @@ func follow(t *testing.T, s *server, test func()) {
 				return s.bad
 			},
 			Note: func(err error) { s.notes = append(s.notes, err) },
+		}
+		if s.now != "" {
+			loop.Version = func(ctx context.Context) (string, error) { return s.now, errors.Join(s.err, ctx.Err()) }
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -76,6 +80,9 @@ func TestAWatchThatEndsIsFollowedByAList(t *testing.T) {
 		}
 		if len(s.events) != 2 || s.events[0] != watch.Added || s.events[1] != watch.Deleted {
 			t.Errorf("the events are %v", s.events)
+		}
+		if !slices.Equal(s.from, []string{"7", "7"}) {
+			t.Errorf("watches from versions %v", s.from)
 		}
 	})
 	for _, err := range s.notes {
@@ -148,6 +155,50 @@ func TestAListIsMadeAgainOnceItIsAskedFor(t *testing.T) {
 			if err != nil {
 				t.Errorf("noted %v", err)
 			}
+		}
+	})
+}
+
+func TestAWatchOfManyObjectsGoesOnWhereItEnded(t *testing.T) {
+	version := func(of string) *metav1.PartialObjectMetadata {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{ResourceVersion: of}}
+	}
+	s := &server{now: "12"}
+	follow(t, s, func() {
+		ends := func(lists int, from ...string) {
+			t.Helper()
+			pass(Timeout)
+			s.w.Stop()
+			pass(100 * time.Millisecond)
+			if len(s.cycles) != lists || !slices.Equal(s.from, from) {
+				t.Errorf("%d lists, watches from %v; want %d and %v", len(s.cycles), s.from, lists, from)
+			}
+		}
+		s.w.Modify(version("9"))
+		ends(1, "7", "9")
+		s.w.Action(watch.Bookmark, version("12"))
+		ends(1, "7", "9", "12")
+		ends(1, "7", "9", "12", "12")
+		s.now = "11" // by a backup
+		ends(2, "7", "9", "12", "12", "7")
+		ends(2, "7", "9", "12", "12", "7", "7")
+		s.cycles[1].Again() // also after a watch has gone on
+		pass(100 * time.Millisecond)
+		if len(s.cycles) != 3 {
+			t.Errorf("%d lists, want another one", len(s.cycles))
+		}
+		for range int(listEvery/Timeout) - 1 {
+			ends(3, append(s.from, s.from[len(s.from)-1])...)
+		}
+		ends(4, append(s.from, "7")...) // though nothing has failed
+		s.err = errors.New("down")
+		pass(Timeout)
+		s.w.Stop()
+		pass(100 * time.Millisecond)
+		s.err = nil
+		pass(10 * time.Second)
+		if len(s.cycles) < 5 {
+			t.Errorf("%d lists, want one after an error", len(s.cycles))
 		}
 	})
 }

@@ -58,18 +58,7 @@ func importIntoPools(ctx context.Context, k client.Client, act bool) (done *insp
 	}
 	var errs []error
 	if act {
-		for i := range a.items {
-			item := &a.items[i]
-			if item.Action != inspection.ActionAdopt {
-				continue
-			}
-			if err := k.Create(ctx, item.ip); err != nil {
-				errs = append(errs, fmt.Errorf("creating PodIP %s: %w", item.ip.Name, err))
-				item.Action, item.Why = inspection.ActionRefuse, err.Error()
-				continue
-			}
-			item.Done = true
-		}
+		errs = a.create(ctx, k)
 		a.judgePools()
 		for _, name := range slices.Sorted(maps.Keys(a.pools)) {
 			p := a.pools[name]
@@ -84,14 +73,37 @@ func importIntoPools(ctx context.Context, k client.Client, act bool) (done *insp
 			p.Done = true
 		}
 	}
-	done = &inspection.Import{Items: []inspection.ImportItem{}}
-	for _, item := range a.items {
-		done.Items = append(done.Items, item.ImportItem)
-	}
+	done = a.done()
 	for _, name := range slices.Sorted(maps.Keys(a.pools)) {
 		done.Pools = append(done.Pools, a.pools[name].ImportPool)
 	}
 	return done, errors.Join(errs...), nil
+}
+
+// create makes the PodIPs, and refuses those that cannot be made.
+func (a *adoption) create(ctx context.Context, k client.Client) (errs []error) {
+	for i := range a.items {
+		item := &a.items[i]
+		if item.Action != inspection.ActionAdopt {
+			continue
+		}
+		if err := k.Create(ctx, item.ip); err != nil {
+			errs = append(errs, fmt.Errorf("creating PodIP %s: %w", item.ip.Name, err))
+			item.Action, item.Why = inspection.ActionRefuse, err.Error()
+			continue
+		}
+		item.Done = true
+	}
+	return errs
+}
+
+// done is what is printed of the addresses.
+func (a *adoption) done() *inspection.Import {
+	done := &inspection.Import{Items: []inspection.ImportItem{}}
+	for _, item := range a.items {
+		done.Items = append(done.Items, item.ImportItem)
+	}
+	return done
 }
 
 // planAdoption reads what there is, and says what becomes of it.
@@ -103,8 +115,7 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 		return nil, fmt.Errorf("listing SpiderIPPools: %w", err)
 	}
 	var ours stayputv1alpha1.PodIPPoolList
-	var ips stayputv1alpha1.PodIPList
-	if err := errors.Join(k.List(ctx, &ours), k.List(ctx, &ips)); err != nil {
+	if err := errors.Join(k.List(ctx, &ours), a.readTaken(ctx, k)); err != nil {
 		if meta.IsNoMatchError(err) {
 			err = fmt.Errorf("PodIPPools are not installed in this cluster: install stayput with pools.enabled (%w)", err)
 		}
@@ -125,11 +136,6 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	if err := a.readPods(ctx, k); err != nil {
 		return nil, err
 	}
-	for i := range ips.Items {
-		if addr, err := stayputv1alpha1.ParsePodIPName(ips.Items[i].Name); err == nil {
-			a.taken[addr] = &ips.Items[i]
-		}
-	}
 	for i := range theirs.Items {
 		there := slices.ContainsFunc(ours.Items, func(o stayputv1alpha1.PodIPPool) bool {
 			return o.Name == theirs.Items[i].Name
@@ -147,6 +153,18 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	})
 	a.judgePools()
 	return a, nil
+}
+
+// readTaken reads which addresses have PodIPs.
+func (a *adoption) readTaken(ctx context.Context, k client.Client) error {
+	var ips stayputv1alpha1.PodIPList
+	err := k.List(ctx, &ips)
+	for i := range ips.Items {
+		if addr, err := stayputv1alpha1.ParsePodIPName(ips.Items[i].Name); err == nil {
+			a.taken[addr] = &ips.Items[i]
+		}
+	}
+	return err
 }
 
 func (a *adoption) readPods(ctx context.Context, k client.Client) error {
@@ -258,19 +276,19 @@ func (a *adoption) judge(item *adopted, text string, e *spiderEndpoint) {
 	}) {
 		item.Why = "the pod does not request this pool: its successor will get another address"
 	}
-	item.ip = podIPOf(pod, item, addr)
+	item.ip = podIPOf(pod, item, stayputv1alpha1.ModeL2)
 	item.Retention = item.ip.Spec.Retention
 	a.taken[addr] = item.ip
 }
 
 // podIPOf returns the PodIP of an address with which a pod runs. How long it is kept the controller will know better,
-// once it has told the pod of it.
-func podIPOf(pod *corev1.Pod, item *adopted, addr netip.Addr) *stayputv1alpha1.PodIP {
+// once it has told the pod of it, or its successor.
+func podIPOf(pod *corev1.Pod, item *adopted, mode stayputv1alpha1.PodIPPoolMode) *stayputv1alpha1.PodIP {
 	ip := &stayputv1alpha1.PodIP{
-		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(addr),
+		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(item.IPs[0]),
 			Finalizers: []string{stayputv1alpha1.FinalizerInUse}},
 		Spec: stayputv1alpha1.PodIPSpec{
-			Pool: item.Pool, Mode: stayputv1alpha1.ModeL2, Namespace: pod.Namespace, PodName: pod.Name, PodUID: string(pod.UID),
+			Pool: item.Pool, Mode: mode, Namespace: pod.Namespace, PodName: pod.Name, PodUID: string(pod.UID),
 			Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Interface: item.Interface, Adopted: true,
 		},
 	}

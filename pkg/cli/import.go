@@ -28,7 +28,10 @@ import (
 const (
 	sourceOpenKruise = "openkruise"
 	sourceSpiderpool = "spiderpool"
+	sourceCalico     = "calico"
 )
+
+var sources = []string{sourceOpenKruise, sourceSpiderpool, sourceCalico}
 
 // takeover is what the user asked for.
 type takeover struct {
@@ -37,14 +40,16 @@ type takeover struct {
 	retain    string
 	source    string
 	nodes     []string // those named, all if there is none
+	sets      []string // with calico: the StatefulSets whose pods have the addresses
+	into      []string // with calico: pools of mode Calico
 }
 
 func importCommand(s *settings) *cobra.Command {
 	var o takeover
 	var format documentFormat
 	cmd := &cobra.Command{
-		Use:   "import (openkruise | spiderpool) [NODE...]",
-		Short: "Take over the addresses that another program keeps for pods",
+		Use:   "import (openkruise | spiderpool [NODE...] | calico STATEFULSET...)",
+		Short: "Take over the addresses that another program keeps for pods, or has given to them",
 		Long: `Take over the addresses that another program keeps, so that pods keep their current
 addresses. It shows what it will do and asks for confirmation, unless --yes is given.
 If standard input is not a terminal, it takes over nothing without --yes.
@@ -61,20 +66,27 @@ program assigns them to pods. With --pools: a PodIPPool for each SpiderIPPool, a
 PodIP for each address of a running pod. From then on no pod may get an address from
 Spiderpool.
 
-Without --pools, a promise lasts only if the pod template requests it: first annotate
-the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
+calico: the addresses that the running pods of StatefulSets have from Calico's IPAM.
+They become PodIPs of the pools of mode Calico that --into names, one for each family
+of addresses, also if they are not in the pools' subnets. It takes about two minutes,
+until no other pod can get the addresses. No pod restarts. Annotate the pod template
+with ` + stayputv1alpha1.AnnotationPools + ` after that.
+
+Without --pools or --into, a promise lasts only if the pod template requests it:
+first annotate the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 		Example: `  kubectl stayput import openkruise --dry-run=client
   kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes
-  kubectl stayput import spiderpool --pools`,
+  kubectl stayput import spiderpool --pools
+  kubectl stayput import calico -n shop statefulset/web --into=blue`,
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
-				return []string{sourceOpenKruise, sourceSpiderpool}, cobra.ShellCompDirectiveNoFileComp
+				return sources, cobra.ShellCompDirectiveNoFileComp
 			}
 			return s.complete(clusterObjects("Node"), 0)(cmd, args, prefix)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 || args[0] != sourceOpenKruise && args[0] != sourceSpiderpool {
-				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool",
+			if len(args) == 0 || !slices.Contains(sources, args[0]) {
+				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise, spiderpool or calico",
 					strings.Join(firstOf(args, 1), " "))
 			}
 			if o.intoPools && (args[0] != sourceSpiderpool || len(args) > 1 || cmd.Flags().Changed("retain-ip")) {
@@ -84,12 +96,22 @@ the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 			if _, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: o.retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
 			}
-			o.source, o.nodes = args[0], args[1:]
+			if o.source, o.nodes = args[0], args[1:]; o.source == sourceCalico {
+				var err error
+				if o.sets, err = setsNamed(args[1:]); err != nil {
+					return err
+				}
+			}
+			if (o.source == sourceCalico) != (len(o.into) > 0) || len(o.into) > 0 && cmd.Flags().Changed("retain-ip") {
+				return errors.New("--into: expected pools with the source calico and with no other, and no --retain-ip: " +
+					"the pod template sets how long an address is kept")
+			}
 			return o.run(cmd, s, format)
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.intoPools, "pools", false, "With spiderpool: take over into pools")
+	f.StringSliceVar(&o.into, "into", nil, "With calico: the pools of mode Calico, one for each family of addresses")
 	f.StringVar(&o.retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned,
 		"With spiderpool: how long to keep the addresses of pods whose template does not specify it")
 	o.addFlags(cmd, "With client, only print what would be taken over", dryRunNone, dryRunClient)
@@ -145,8 +167,11 @@ func (o *takeover) run(cmd *cobra.Command, s *settings, format documentFormat) e
 func (o *takeover) carryOut(ctx context.Context, c *cluster, act bool, line *progress) (
 	done *inspection.Import, failed, err error) {
 	defer line.done()
-	if o.intoPools {
+	switch {
+	case o.intoPools:
 		return importIntoPools(ctx, c, act)
+	case o.source == sourceCalico:
+		return importFromCalico(ctx, c, o.sets, o.into, act, line)
 	}
 	return o.ontoNodes(ctx, c, act, line)
 }

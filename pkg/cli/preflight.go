@@ -173,35 +173,47 @@ func (s *surroundings) readSettings(ctx context.Context, k client.Client) error 
 	return errors.Join(errs...)
 }
 
-// readCalico says why there can be no pool of mode Calico in a cluster that has Calico's IPAM, empty if there can.
-func readCalico(ctx context.Context, k client.Client) (lacks string, err error) {
-	for _, api := range []struct{ version, config string }{
-		{"crd.projectcalico.org/v1", "IPAMConfig"}, {"projectcalico.org/v3", "IPAMConfiguration"},
-	} {
+// ipPools returns the IPPools of Calico, nil if the API server serves none: Calico is not there, or has an etcd of its
+// own.
+func ipPools(ctx context.Context, k client.Client) (*unstructured.UnstructuredList, error) {
+	for _, version := range []string{"crd.projectcalico.org/v1", "projectcalico.org/v3"} {
 		pools := &unstructured.UnstructuredList{}
-		pools.SetAPIVersion(api.version)
+		pools.SetAPIVersion(version)
 		pools.SetKind("IPPoolList")
 		err := k.List(ctx, pools)
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			continue
 		}
-		if err != nil {
-			return "", rightTo("list Calico's IPPools", err)
-		}
-		config := object(api.version, api.config)
-		err = k.Get(ctx, types.NamespacedName{Name: "default"}, config)
-		strict, _, _ := unstructured.NestedBool(config.Object, "spec", "strictAffinity")
-		switch {
-		case client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err):
-			return "", rightTo("get Calico's "+api.config, err)
-		case len(pools.Items) == 0:
-			return "has no IPPool", nil
-		case strict:
-			return "has strictAffinity, by which no pod can take its address to another node", nil
-		}
-		return "", nil
+		return pools, rightTo("list Calico's IPPools", err)
 	}
-	return "keeps its data in an etcd of its own", nil
+	return nil, nil
+}
+
+// readCalico says why there can be no pool of mode Calico in a cluster that has Calico's IPAM, empty if there can.
+func readCalico(ctx context.Context, k client.Client) (lacks string, err error) {
+	pools, err := ipPools(ctx, k)
+	if err != nil {
+		return "", err
+	}
+	if pools == nil {
+		return "keeps its data in an etcd of its own", nil
+	}
+	kind := "IPAMConfig"
+	if pools.GetAPIVersion() == "projectcalico.org/v3" {
+		kind = "IPAMConfiguration"
+	}
+	config := object(pools.GetAPIVersion(), kind)
+	err = k.Get(ctx, types.NamespacedName{Name: "default"}, config)
+	strict, _, _ := unstructured.NestedBool(config.Object, "spec", "strictAffinity")
+	switch {
+	case client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err):
+		return "", rightTo("get Calico's "+kind, err)
+	case len(pools.Items) == 0:
+		return "has no IPPool", nil
+	case strict:
+		return "has strictAffinity, by which no pod can take its address to another node", nil
+	}
+	return "", nil
 }
 
 // Whether a pod's address can be kept on a network.

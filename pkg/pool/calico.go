@@ -20,12 +20,15 @@ import (
 
 // Allocation is what Calico's IPAM says of an address, read past all caches.
 type Allocation struct {
-	// Handle names the allocation, empty if the address is free. The others but At and Since are empty then.
+	// Handle names the allocation, empty if the address is free. The others but Reserved, At and Since are
+	// empty then.
 	Handle string
 	// Namespace and Pod are those that it was made for, and Node where; empty if it was not made for a pod.
 	Namespace, Pod, Node string
 	// Version is that of the block which says so.
 	Version string
+	// Reserved says that when it was read the address had been reserved for so long that no other pod could get it.
+	Reserved bool
 	// At is when it was read, Since from when on it has been read to be the same: the Book notes that.
 	At, Since time.Time
 }
@@ -101,6 +104,34 @@ func (f *facts) Strangers(pool string) (all []netip.Addr) {
 	return nil
 }
 
+// Outside returns the addresses of a pool that are not in its subnet, sorted: those that its pods had before.
+func (f *facts) Outside(pool string) (all []netip.Addr) {
+	if s := f.pools[pool]; s != nil {
+		for _, a := range slices.SortedFunc(maps.Keys(s.out), netip.Addr.Compare) {
+			if !s.Range.Subnet.Contains(a) {
+				all = append(all, a)
+			}
+		}
+	}
+	return all
+}
+
+// Unconfirmed returns the addresses of a pool that were imported, and of which Calico's IPAM has yet to say that their
+// pods have them.
+func (f *facts) Unconfirmed(pool string) (all []netip.Addr) {
+	if s := f.pools[pool]; s != nil {
+		for _, known := range []map[netip.Addr]bool{s.in, s.out} {
+			for a := range known {
+				if f.ips[a].unconfirmed() {
+					all = append(all, a)
+				}
+			}
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return all
+}
+
 // SetContact puts in when the Lease of a node was renewed, by the node's clock, as it was read now.
 func (b *Book) SetContact(node string, renewed, now time.Time) {
 	was, known := b.contacts[node]
@@ -114,8 +145,8 @@ func (b *Book) SetContact(node string, renewed, now time.Time) {
 // ToObserve reports whether Calico's IPAM is to be asked about an address before it is reviewed.
 func (f *facts) ToObserve(a netip.Addr) bool {
 	p := f.ips[a]
-	return p != nil && p.Mode == Calico && f.pods[p.PodUID] == nil &&
-		(!p.gone() && !f.ends[p.PodUID].Freed || f.allocations[a].Handle != "")
+	return p != nil && p.Mode == Calico && !p.unconfirmed() && f.pods[p.PodUID] == nil &&
+		(!p.gone() && !f.ends[p.PodUID].freed(a) || f.allocations[a].Handle != "")
 }
 
 // observedGood is how long what Calico's IPAM has said is good for a decision.
@@ -154,7 +185,7 @@ func (s Situation) contacted(node string, since time.Time) bool {
 // fenceCalico is [Fence] for an address of mode Calico.
 func fenceCalico(s Situation) Finding {
 	p, name := s.IP, s.IP.Namespace+"/"+s.IP.PodName
-	gone := p.gone() || s.Pod == nil && s.End != nil && s.End.Freed
+	gone := p.gone() || s.Pod == nil && s.End != nil && s.End.freed(p.Addr)
 	switch {
 	case gone && s.Allocation != nil && s.Allocation.Handle != "" && !s.Allocation.isOf(p):
 		return s.taken()
@@ -175,7 +206,11 @@ func fenceCalico(s Situation) Finding {
 	case a.Handle != "" && !a.isOf(p):
 		return s.taken()
 	case a.Handle != "":
-		return fenceAllocated(s, name)
+		f := fenceAllocated(s, name)
+		if f.Frees { // a later pod of the name, which was not gated, may have it
+			f.If = append(f.If, Check{Away: &Pod{Namespace: p.Namespace, Name: p.PodName, Node: a.Node}})
+		}
+		return f
 	case node != "":
 		return fenceFreed(s, name, node, end)
 	case known && p.saidOn() == "":
@@ -305,11 +340,11 @@ const takeoverWithin = time.Second
 // It is true for good, but could not be proven again if the node were lost.
 func (b *Book) noteFreed(p *PodIP, now time.Time) {
 	end, seen := b.ends[p.PodUID]
-	if p.Mode != Calico || p.gone() || !seen || end.Freed {
+	if p.Mode != Calico || p.gone() || !seen || end.freed(p.Addr) {
 		return
 	}
 	if f := b.Fence(p, now); f.Verdict == Yes && f.If == nil {
-		end.Freed = true
+		end.Freed = append(slices.Clip(end.Freed), p.Addr)
 		b.ends[p.PodUID] = end
 		b.wakePods(maps.Keys(b.on[p.Addr]))
 	}

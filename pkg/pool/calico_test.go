@@ -1,11 +1,16 @@
 package pool
 
 import (
+	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/must"
 )
 
 // fencing is an address of mode Calico whose pod web-0 ended on node-1 a second ago, and is free since then.
@@ -192,5 +197,176 @@ func TestTheEndOfAPodIsNotWrittenIfTheNextOneComesAtOnce(t *testing.T) {
 				t.Errorf("later: %+v", plan)
 			}
 		})
+	}
+}
+
+// A pod has an address of each family, and what is known of one says nothing of the other.
+func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
+	b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
+	b.SetNode(Node{Name: "n1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true})
+	both := []netip.Addr{netip.MustParseAddr("10.244.240.1"), netip.MustParseAddr("10.244.240.2")}
+	for _, a := range both {
+		b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "p", Mode: Calico, Namespace: "default", PodName: "web-0",
+			PodUID: "old", Keep: Keep{WhileOwned: true}, Phase: Bound, StatusUID: "old", Node: "n1", Held: true})
+	}
+	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "n1", ReportedIP: both[0],
+		Created: noon.Add(time.Second)})
+	now := noon.Add(time.Minute)
+	b.RemovePod("old", true, now)
+	b.SetAllocation(both[0], Allocation{At: now})
+	b.SetAllocation(both[1], Allocation{Handle: "h", Namespace: "default", Pod: "web-0", Node: "n1", At: now})
+	for n, want := range []Verdict{Yes, Wait} {
+		plan := b.Review(both[n], now, func(*PodIP) Wanted { return Wants })
+		if f := b.Fence(b.PodIP(both[n]), now); f.Verdict != want || plan.Writes != nil {
+			t.Errorf("%s: %+v, %+v", both[n], f, plan)
+		}
+	}
+}
+
+// importing is a Book with an address that was imported with its pod, which runs with it, outside of its pool's subnet.
+func importing(t *testing.T) (*Book, netip.Addr) {
+	t.Helper()
+	b := NewBook(Audit{Version: "1", Mark: noon})
+	r, err := Parse(v1alpha1.PodIPPoolSpec{Mode: Calico, Subnet: "10.244.240.0/24"})
+	must.Do(t, err)
+	b.SetPool(Pool{Name: "blue", Version: "1", Range: r, Held: true})
+	b.SetNode(Node{Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true})
+	a := netip.MustParseAddr("10.244.1.5")
+	b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "blue", Mode: Calico, Namespace: "default", PodName: "web-0",
+		PodUID: "old", Interface: "eth0", Keep: Keep{WhileOwned: true}, Adopted: true, Held: true})
+	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a,
+		Created: noon.Add(-time.Hour)})
+	if out := b.Outside("blue"); len(out) != 1 || out[0] != a || len(b.Unconfirmed("blue")) != 1 || b.ToObserve(a) {
+		t.Fatalf("outside of the pool are %v, unconfirmed %v", out, b.Unconfirmed("blue"))
+	}
+	return b, a
+}
+
+// Until its address was reserved for long enough, a pod may have lost it to any other one: it is no pod's of a pool
+// then. From then on it is as any other address.
+func TestAnImportedAddressCountsOnceNoOtherPodCanGetIt(t *testing.T) {
+	is := Allocation{Handle: "h", Namespace: "default", Pod: "web-0", Node: "node-1", Reserved: true, At: noon}
+	ends := func(b *Book) { b.RemovePod("old", true, noon) }
+	released := func(b *Book) {
+		p := *b.PodIP(b.Outside("blue")[0])
+		p.Release = true
+		b.SetPodIP(p)
+	}
+	for name, c := range map[string]struct {
+		does func(*Book)
+		said func(*Allocation) // nil: Calico's IPAM has not been asked
+		want any               // the write, nil if there is none
+	}{
+		"not asked":      {nil, nil, nil},
+		"not reserved":   {nil, func(a *Allocation) { a.Reserved = false }, nil},
+		"asked long ago": {nil, func(a *Allocation) { a.At = noon.Add(-time.Minute) }, nil},
+		"it has it":      {nil, func(*Allocation) {}, StatusIP{}},
+		"another has it": {nil, func(a *Allocation) { a.Pod = "thief" }, DeleteIP{}},
+		"one of its name elsewhere": {nil, func(a *Allocation) { a.Node = "node-2" },
+			DeleteIP{}},
+		"it is free":          {nil, func(a *Allocation) { *a = Allocation{Reserved: true, At: noon} }, DeleteIP{}},
+		"the pod has ended":   {ends, nil, DeleteIP{}},
+		"and has it, it says": {ends, func(*Allocation) {}, DeleteIP{}},
+		"released":            {released, nil, DeleteIP{}},
+	} {
+		b, a := importing(t)
+		if c.does != nil {
+			c.does(b)
+		}
+		if c.said != nil {
+			said := is
+			c.said(&said)
+			b.SetAllocation(a, said)
+		}
+		plan := b.Review(a, noon, nil)
+		if len(plan.Writes) == 0 && c.want == nil && plan.Reason != "" {
+			continue
+		}
+		if len(plan.Writes) != 1 || reflect.TypeOf(plan.Writes[0]) != reflect.TypeOf(c.want) {
+			t.Errorf("%s: %+v", name, plan)
+			continue
+		}
+		switch w := plan.Writes[0].(type) {
+		case StatusIP:
+			if w.PodIP.Phase != Bound || w.PodIP.Node != "node-1" || w.PodIP.StatusUID != "old" {
+				t.Errorf("%s: %+v", name, w)
+			}
+		case DeleteIP: // only of a pod that is not known it has to be made sure
+			if gone := len(w.If) == 1 && w.If[0].Gone != nil; gone != (b.Pod("old") == nil) {
+				t.Errorf("%s: %+v", name, w.If)
+			}
+		}
+	}
+}
+
+// The pod's successor has it, once it asks for the pool, and not before it is known to be its own.
+func TestAnImportedAddressIsItsPodsOwn(t *testing.T) {
+	b, a := importing(t)
+	b.RemovePod("old", true, noon)
+	b.SetPod(Pod{UID: "new", Version: "1", Namespace: "default", Name: "web-0", Gated: true, Created: noon,
+		Keep: Keep{For: time.Hour}, Wants: []Want{{Interface: "eth0", Pools: []string{"blue"}}}})
+	gets := func() PodIP {
+		t.Helper()
+		plan := b.Place("new", noon)
+		if len(plan.Writes) != 2 {
+			t.Fatalf("%+v", plan)
+		}
+		switch w := plan.Writes[0].(type) {
+		case CreateIP:
+			b.Unreserve(w.PodIP.Addr)
+			return w.PodIP
+		case UpdateIP:
+			if len(w.If) == 0 || w.If[len(w.If)-1].Free != a {
+				t.Errorf("that it is free is not looked up: %+v", w.If)
+			}
+			return w.PodIP
+		}
+		t.Fatalf("%+v", plan)
+		return PodIP{}
+	}
+	if is := gets(); is.Addr == a {
+		t.Errorf("it is given %+v", is)
+	}
+	confirmed := *b.PodIP(a)
+	confirmed.Version, confirmed.Phase, confirmed.StatusUID, confirmed.Node = "2", Bound, "old", "node-1"
+	b.SetPodIP(confirmed)
+	if !b.ToObserve(a) || len(b.Unconfirmed("blue")) != 0 {
+		t.Error("it is not asked about")
+	}
+	b.SetAllocation(a, Allocation{At: noon})
+	if is := gets(); is.Addr != a || is.Adopted || is.PodUID != "new" || is.Keep.For != time.Hour {
+		t.Errorf("it is given %+v", is)
+	}
+
+	// Another pod has it, since its reservation was gone for a while.
+	b.SetAllocation(a, Allocation{Handle: "x", Namespace: "default", Pod: "thief", Node: "node-1", At: noon})
+	if plan := b.Place("new", noon); plan.Writes != nil || !strings.Contains(plan.Reason, "pod default/thief has it") {
+		t.Errorf("%+v", plan)
+	}
+}
+
+// What a pod that was not gated has, under the name of one that is gone, is not freed.
+func TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed(t *testing.T) {
+	f := Fence(fencing(func(s *Situation) {
+		*s.Allocation = Allocation{Handle: "h", Namespace: "default", Pod: "web-0", Node: "gone", At: noon, Since: noon}
+	}))
+	if !f.Frees {
+		t.Fatalf("%+v", f)
+	}
+	for _, c := range []struct {
+		is    *Pod
+		frees bool
+	}{
+		{nil, true}, {&Pod{UID: "new", Gated: true}, true}, {&Pod{UID: "new", Node: "node-1"}, true},
+		{&Pod{UID: "new", Node: "gone"}, false},
+	} {
+		w := newWorld(t, rand.New(rand.NewPCG(1, 0)), 0)
+		if c.is != nil {
+			w.pods.put("web-0", *c.is)
+		}
+		err := Holds(t.Context(), FreeAllocation{If: f.If}, live{w, NewBook(Audit{})})
+		if (err == nil) != c.frees {
+			t.Errorf("with %+v: %v", c.is, err)
+		}
 	}
 }

@@ -22,6 +22,9 @@ type calico struct {
 	leaks map[netip.Addr]leak
 	freed int // allocations that a controller freed
 	gced  int // that the garbage collection did, of nodes that exist
+	// reserved are addresses that are reserved one by one, and since when; nil if ordinary pods get no addresses.
+	reserved  map[netip.Addr]time.Time
+	confirmed int // addresses that were imported, and known to be their pods'
 }
 
 // leak is an allocation that the garbage collection takes for a leak.
@@ -77,6 +80,69 @@ func (w *world) scan(c *controller) {
 	}
 }
 
+// becomeImporting has ordinary pods, with addresses that are scarce, and of which some are imported.
+func (w *world) becomeImporting() {
+	w.becomeCalico()
+	w.adopts, w.calico.reserved = true, map[netip.Addr]time.Time{}
+	w.workloads["old"] = &workload{name: "old", replicas: 2, ordinary: true,
+		keep: Keep{WhileOwned: true, Scaled: true, Deleted: true}, wants: []Want{{"net", "eth0", []string{"a4", "b4"}}}}
+	w.workloads["plain"] = &workload{name: "plain", replicas: 1, ordinary: true, loose: true}
+}
+
+// importDeeds are what befalls a cluster besides: pods are imported, and their workload asks for the pool, or no more.
+var importDeeds = []deed{
+	{10, func(w *world) { w.imports() }},
+	{6, func(w *world) { w.now = w.now.Add(time.Minute) }},
+	{4, func(w *world) {
+		old := w.workloads["old"]
+		old.ordinary = !old.ordinary
+		w.logf("the template of old asks: %t", !old.ordinary)
+	}},
+}
+
+// imports is a user who reads with which address a pod runs, and makes its PodIP, sooner or later.
+func (w *world) imports() {
+	p, ok := w.pods.objs[fmt.Sprintf("old-%d", w.r.IntN(3))]
+	if !ok || p.Assigned != nil || !p.ReportedIP.IsValid() || p.Ending {
+		return
+	}
+	w.logf("pod %s %s is read, which runs with %s", p.Name, p.UID, p.ReportedIP)
+	ip := p.made(Address{Interface: "eth0", Pool: "a4", Mode: Calico, Prefix: netip.PrefixFrom(p.ReportedIP, 32)})
+	ip.Adopted, ip.Keep = true, w.workloads["old"].keep
+	create := func() { _ = w.apply("import", CreateIP{PodIP: ip}) }
+	if w.inflight = append(w.inflight, create); w.some(60) {
+		w.inflight = w.inflight[:len(w.inflight)-1]
+		create()
+	}
+}
+
+// reserves is a controller that reserves the addresses outside of pools, and asks about those that were imported.
+func (w *world) reserves(c *controller) {
+	if w.calico == nil || w.calico.reserved == nil || c.book == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
+		for _, a := range c.book.Outside(name) {
+			if _, is := w.calico.reserved[a]; !is {
+				w.logf("%s: %s is reserved", c.name, a)
+				w.calico.reserved[a] = w.now
+			}
+		}
+		for _, a := range c.book.Unconfirmed(name) {
+			if since, is := w.calico.reserved[a]; is && w.now.Sub(since) >= addWithin {
+				said, _ := w.Allocation(context.Background(), a)
+				said.Reserved = true
+				c.book.SetAllocation(a, said)
+			}
+		}
+	}
+	for a := range w.calico.reserved {
+		if _, is := w.ips.objs[a.String()]; c.book.PodIP(a) == nil && !is {
+			delete(w.calico.reserved, a)
+		}
+	}
+}
+
 // contacts is what a controller reads of Leases.
 func (w *world) contacts(c *controller, nodes []string) {
 	for _, n := range w.nodes {
@@ -96,8 +162,12 @@ func (w *world) handleOf(uid UID) string {
 	return fmt.Sprintf("%s.%d", uid, w.n)
 }
 
-// reading is an ADD of Calico's plugin that has read a pod.
-type reading struct{ pod, is Pod }
+// reading is an ADD of Calico's plugin that has read a pod, and which addresses are reserved.
+type reading struct {
+	pod, is  Pod
+	reserved map[netip.Addr]time.Time
+	at       time.Time
+}
 
 // calicoAdds is an ADD of Calico's plugin. It reads the pod by its name, as the API server has it, and asks for the
 // addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them. The first
@@ -110,30 +180,58 @@ func (w *world) calicoAdds(n *node, p Pod) {
 	}
 	if !w.calm && !is.ReportedIP.IsValid() && w.some(40) {
 		w.logf("%s: an ADD of %s %s begins", n.name, p.Name, p.UID)
-		n.adds = append(n.adds, reading{p, is})
+		n.adds = append(n.adds, reading{p, is, maps.Clone(w.calico.reserved), w.now})
 		return
 	}
-	w.calicoAllocates(n, p, is)
+	w.calicoAllocates(n, p, is, w.calico.reserved)
 }
 
 // calicoGoesOn is an ADD that goes on, for as long as one can.
 func (w *world) calicoGoesOn(n *node) {
 	for _, add := range n.adds {
-		if n.on && n.kubelet && n.sandboxes[add.pod.UID] == nil {
-			w.calicoAllocates(n, add.pod, add.is)
+		late := w.calico.reserved != nil && w.now.Sub(add.at) >= addWithin
+		if n.on && n.kubelet && n.sandboxes[add.pod.UID] == nil && !late {
+			w.calicoAllocates(n, add.pod, add.is, add.reserved)
 		}
 	}
 	n.adds = nil
 }
 
-// calicoAllocates is the rest of an ADD, for a pod as it was read.
-func (w *world) calicoAllocates(n *node, p, is Pod) {
-	if is.Assigned == nil { // an ordinary address
+// ordinary is an address for a pod that asks for none: one of few that is free and was not reserved.
+func (w *world) ordinary(reserved map[netip.Addr]time.Time) []Address {
+	from := w.r.IntN(3)
+	for i := range 3 {
+		a := netip.AddrFrom4([4]byte{10, 8, 0, byte(1 + (from+i)%3)})
+		if _, ours := reserved[a]; !ours && w.blocks[a].Handle == "" {
+			return []Address{{Interface: "eth0", Mode: Calico, Prefix: netip.PrefixFrom(a, 32)}}
+		}
+	}
+	return nil
+}
+
+// isCollected notes that Calico gives away an address at which an ordinary pod may still answer: that is its own doing.
+func (w *world) isCollected(a netip.Addr) {
+	for _, n := range w.nodes {
+		for uid, s := range n.sandboxes {
+			if len(s.has) > 0 && s.has[0].Prefix.Addr() == a && !w.placed[placement{a, uid}] {
+				s.collected = true
+			}
+		}
+	}
+}
+
+// calicoAllocates is the rest of an ADD, for a pod as it was read, with the reservations that were.
+func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time.Time) {
+	if is.Assigned == nil && w.calico.reserved != nil {
+		if is.Assigned = w.ordinary(reserved); is.Assigned == nil {
+			return // it is tried again
+		}
+		w.isCollected(is.Assigned[0].Prefix.Addr())
+	} else if is.Assigned == nil { // an ordinary address
 		n.sandboxes[p.UID] = &sandbox{uid: p.UID}
 		n.owners[p.UID] = p
 		return
-	}
-	if is.Node == n.name && is.ReportedIP.IsValid() {
+	} else if is.Node == n.name && is.ReportedIP.IsValid() {
 		for _, a := range is.Assigned {
 			if held := w.blocks[a.Prefix.Addr()]; held.Handle != "" {
 				w.logf("%s: ADD of %s %s releases %s, which %s has", n.name, p.Name, p.UID, a.Prefix.Addr(), held.Handle)
@@ -244,7 +342,7 @@ func (w *world) collects() {
 		pod, exists := w.pods.objs[is.Pod]
 		_, host := w.hosts.objs[is.Node]
 		valid := exists && (pod.Node == "" || !host || pod.Node == is.Node) &&
-			(!pod.ReportedIP.IsValid() || pod.has(a))
+			(!pod.ReportedIP.IsValid() || pod.has(a) || pod.Assigned == nil && pod.ReportedIP == a)
 		if valid {
 			delete(w.calico.leaks, a)
 			continue
@@ -264,6 +362,13 @@ func (w *world) collects() {
 			w.calico.gced++
 		}
 	}
+}
+
+// homonym reports whether an ordinary pod of the name of another one, which has ended, has no address on its node.
+func (w *world) homonym(p PodIP) bool {
+	pod, exists := w.pods.objs[p.PodName]
+	return exists && pod.UID != p.PodUID && !pod.Gated && pod.Assigned == nil && !pod.ReportedIP.IsValid() &&
+		pod.Node == w.blocks[p.Addr].Node && pod.Node != ""
 }
 
 // blocked reports whether a pod cannot start because of an allocation of its own: its node lost the sandbox, with what

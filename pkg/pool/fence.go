@@ -286,19 +286,27 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 	}
 	switch {
 	case lost != nil:
-		return Finding{Verdict: Never, Reason: fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")),
-			Remedy: offRemedy}
+		return Finding{Verdict: Never, Remedy: offRemedy,
+			Reason: fmt.Sprintf("%s, and node %s is not Ready", why, few(lost))}
 	case mute != nil:
-		return Finding{Verdict: Never,
-			Reason: fmt.Sprintf("%s, and node %s has never answered", why, strings.Join(mute, ", ")),
-			Remedy: muteRemedy}
+		return Finding{Verdict: Never, Remedy: muteRemedy,
+			Reason: fmt.Sprintf("%s, and node %s has never answered", why, few(mute))}
 	case left != nil:
 		return Finding{Verdict: Never, Remedy: leftRemedy, Reason: fmt.Sprintf(
-			"%s, and node %s, where the agent is no longer scheduled, has not answered", why, strings.Join(left, ", "))}
+			"%s, and node %s, where the agent is no longer scheduled, has not answered", why, few(left))}
 	case silent != nil:
-		return Finding{Verdict: Wait,
-			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}
+		return Finding{Verdict: Wait, Reason: fmt.Sprintf("%s; node %s has not answered yet", why, few(silent))}
 	}
 	checks = append(checks, Check{Among: append(among, "")}) // not nil, also if there are no nodes
 	return Finding{Reason: "every node reports that it does not have the pod", If: checks}
+}
+
+// few names some of these nodes: of thousands that have not answered yet, a reason that named all would be long, and
+// another one with each answer.
+func few(nodes []string) string {
+	const most = 3
+	if len(nodes) > most {
+		return strings.Join(nodes[:most], ", ") + " and others"
+	}
+	return strings.Join(nodes, ", ")
 }

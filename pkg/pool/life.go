@@ -41,8 +41,8 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 // ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
 // back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
-	plan := recall{&b.facts, now}.missing()
-	if plan.Reason == "" {
+	plan := Plan{Reason: whyRecalled}
+	if !b.stale && !b.audit.Recalling { // else another Book reviews all; Recall says which nodes it waits for
 		d := reviewing{facts: &b.facts, addr: a, ip: b.ips[a], now: now, wanted: wanted}
 		if d.ip != nil {
 			d.pod = b.pods[d.ip.PodUID]
@@ -96,12 +96,12 @@ func (d *reviewing) plan() Plan {
 		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
 	}
 	switch {
+	case p.unconfirmed():
+		return d.confirm()
 	case d.surplus():
 		return d.end("its pod has other addresses", nil)
 	case pod.alive() && p.Mode == Calico && pod.ReportedIP.IsValid() && pod.has(p.Addr) && !p.boundOn(pod.Node):
-		again := *p
-		again.Phase, again.StatusUID, again.Node, again.Since = Bound, pod.UID, pod.Node, d.now
-		return Plan{Writes: []Write{StatusIP{PodIP: again}}}
+		return d.bind()
 	case pod.alive():
 		return Plan{}
 	}
@@ -129,13 +129,39 @@ func (d *reviewing) plan() Plan {
 	case noted:
 		return Plan{Reason: why, Until: until}
 	}
-	if end := d.ends[p.PodUID]; end.Freed && d.now.Sub(end.At) < takeoverWithin {
+	if end := d.ends[p.PodUID]; end.freed(p.Addr) && d.now.Sub(end.At) < takeoverWithin {
 		return Plan{Reason: why, Until: end.At.Add(takeoverWithin)}
 	}
 	again := *p // what proves it now may be gone later, and the retention begins
 	again.Phase, again.StatusUID, again.Since, again.Node = Retained, p.PodUID, d.now, d.nodeOf()
 	again.PodCIDR = netip.Prefix{}
 	return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
+}
+
+// bind notes that the pod of an address of mode Calico has it.
+func (d *reviewing) bind() Plan {
+	again := *d.ip
+	again.Phase, again.StatusUID, again.Node, again.Since = Bound, d.pod.UID, d.pod.Node, d.now
+	return Plan{Writes: []Write{StatusIP{PodIP: again}}}
+}
+
+// confirm decides about an address that was imported from Calico with the pod that had it. Before it was reserved, that
+// pod may have ended, and any other one may have got it, which need not be known here. So unless the pod is there and
+// has it by what Calico's IPAM has said since, the address is Calico's as it was: it needs no fence to go back.
+func (d *reviewing) confirm() Plan {
+	p, pod := d.ip, d.pod
+	a := d.allocations[d.addr]
+	switch {
+	case p.Deleting, p.Release:
+		return d.end("it was released", nil)
+	case pod == nil:
+		return d.end("its pod ended before the import was complete", d.situation(p, d.now).podGone())
+	case !a.Reserved || d.now.Sub(a.At) > observedGood:
+		return Plan{Reason: "it is being imported: it is not known yet that no other pod can get it"}
+	case !a.isOf(p) || a.Node != pod.Node:
+		return d.end("by Calico's IPAM its pod does not have it", nil)
+	}
+	return d.bind()
 }
 
 // awaited is what to do about an address whose pod may still have it, by what the fence says.

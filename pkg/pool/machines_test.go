@@ -86,6 +86,9 @@ func (w *world) makePod(wl *workload, name string) {
 		Created: w.now, Gated: true, Wants: wl.wants, Keep: wl.keep, AllocateNew: wl.fresh,
 		Workload: Workload{Kind: "StatefulSet", Name: wl.name}, Namespaced: map[string]string{"name": "default"},
 	}
+	if wl.ordinary {
+		p.Gated, p.Wants = false, nil
+	}
 	if w.calico == nil && w.some(5) { // the policy was away
 		p.Gated = false
 	}
@@ -164,7 +167,7 @@ func (w *world) kubeletActs(n *node) {
 			if w.calm || w.some(60) {
 				w.deleteObject(n, uid)
 			}
-		case w.calico != nil && s != nil && !reflect.DeepEqual(s.has, p.Assigned):
+		case w.calico != nil && s != nil && p.Assigned != nil && !reflect.DeepEqual(s.has, p.Assigned):
 			// The cluster has forgotten the pod, and has it here again: kubelet ends what it had to end, and starts it.
 			w.logf("%s: sandbox of %s ends, for it is another's", n.name, uid)
 			w.calicoDels(n, uid)
@@ -1244,6 +1247,7 @@ func (w *world) sweep(c *controller) {
 	do(Plan{Writes: []Write{c.book.Lead(w.audit, w.Now())}}, "")
 	do(c.book.Recall(w.Now()), "")
 	w.scan(c)
+	w.reserves(c)
 	for _, a := range c.book.Addresses() {
 		w.observe(c, a)
 		do(c.book.Review(a, w.Now(), w.wanted), "")
@@ -1313,6 +1317,7 @@ func (w *world) explained() {
 			// It runs with what it was told before a restore. Once it ends, the address is free.
 		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
 		case w.calico != nil && exists: // a pod that has ended has its address until it is deleted, too
+		case w.homonym(p): // Calico keeps the allocation for a pod of the name that has no address, as there is none
 		case exists && p.conflicts():
 			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
 		case w.now.Before(p.Quarantine.Until): // also of a pod that has started since
@@ -1350,6 +1355,9 @@ func (w *world) explained() {
 					w.failf("pod %s %s is on %s, and nodes route by %+v", key, p.UID, n.name, ip)
 				}
 			}
+			continue
+		}
+		if !p.Gated && p.Wants == nil { // it asks for none
 			continue
 		}
 		plan := w.controllers[0].book.Place(p.UID, w.now)

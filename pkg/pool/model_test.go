@@ -22,6 +22,7 @@ var (
 	modelDisks     = flag.Bool("model.disks", false, "histories with disks that are emptied, and reinstalled nodes")
 	modelStarts    = flag.Bool("model.starts", false, "histories with sandboxes that take time to start")
 	modelCalico    = flag.Bool("model.calico", false, "histories with pools of Calico's")
+	modelImports   = flag.Bool("model.imports", false, "histories with addresses that are imported from Calico")
 	modelRestores  = flag.Bool("model.restores", false, "histories with restores that take seconds, or come twice")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
@@ -80,6 +81,7 @@ const (
 	slowStarts         // of sandboxes
 	hastyRestores
 	calicoPools // all are
+	importedPods
 )
 
 // chosen is what the flags say.
@@ -103,6 +105,8 @@ func chosen() more {
 		return hastyRestores
 	case *modelCalico:
 		return calicoPools
+	case *modelImports:
+		return importedPods
 	}
 	return nothingMore
 }
@@ -215,6 +219,19 @@ func TestCalicosOwnActorsDoNoHarm(t *testing.T) {
 	t.Logf("addresses that changed hands: %d; freed here: %d; collected on nodes that exist: %d", hands, freed, collected)
 }
 
+// Ordinary pods want more addresses than there are, and those of some are imported while they run, end and are made
+// again: what was read of a pod may be long over.
+func TestImportsFromCalicoDoNoHarm(t *testing.T) {
+	hands, confirmed := 0, 0
+	for w := range histories(t, 500, importedPods) {
+		hands, confirmed = hands+w.hands, confirmed+w.calico.confirmed
+	}
+	if hands == 0 || confirmed == 0 {
+		t.Errorf("%d addresses changed hands, and %d were imported", hands, confirmed)
+	}
+	t.Logf("addresses that changed hands: %d; that were imported: %d", hands, confirmed)
+}
+
 // histories yields the first n histories of a mode. The first one that fails ends the test.
 func histories(t *testing.T, n uint64, with more) iter.Seq[*world] {
 	return func(yield func(*world) bool) {
@@ -260,6 +277,9 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 		w.becomeCalico()
 		deeds = append(slices.Clone(deeds), deed{8, func(w *world) { w.collects() }},
 			deed{4, func(w *world) { w.reinstall(pickOne(w.r, w.nodes)) }})
+	case importedPods:
+		w.becomeImporting()
+		deeds = slices.Concat(deeds, importDeeds, []deed{{8, func(w *world) { w.collects() }}})
 	case hastyRestores:
 		deeds = append(slices.Clone(deeds), deed{5, func(w *world) { w.restoreHastily() }})
 	case adoptedPods:
@@ -301,8 +321,9 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was
 // told is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; that the newest mark counts,
 // TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
-// TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; the other rules
-// without a seed, TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
+// TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; what a later pod may
+// have, TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; the other rules without a seed,
+// TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {
 		withSwitches(t, "^(TestEachRuleIsMissedIfItIsBroken|TestKubeletStartsNothingThatTheClusterHasForgotten)$")
@@ -374,6 +395,8 @@ var ruleNames = map[rule]struct {
 	offIsFreed:           {"offIsFreed", 208, calicoPools},
 	addsTakeTime:         {"addsTakeTime", 0, calicoPools},
 	forgottenEnds:        {"forgottenEnds", 307, calicoPools},
+	importsAreConfirmed:  {"importsAreConfirmed", 1, importedPods},
+	laterPodsHaveIt:      {"laterPodsHaveIt", 0, importedPods},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

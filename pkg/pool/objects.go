@@ -107,6 +107,10 @@ func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identit
 // gone reports whether it is known that the pod the address was given to has it no more.
 func (p *PodIP) gone() bool { return p.StatusUID == p.PodUID && p.Phase == Retained }
 
+// unconfirmed reports whether the address was imported from Calico, and it is not known yet whether the pod had it once
+// no other could get it.
+func (p *PodIP) unconfirmed() bool { return p.Mode == Calico && p.Adopted && p.StatusUID != p.PodUID }
+
 // saidOn returns the node that has said of the pod the address was given to that it is or was there, empty if none has.
 func (p *PodIP) saidOn() string {
 	if p.StatusUID != p.PodUID {
@@ -250,7 +254,10 @@ type End struct {
 	Started bool
 	// Predates says that it was made before all nodes were asked: a restore may have made Calico forget its allocation.
 	Predates bool
-	// Freed says that Calico's IPAM said that the node has freed its address: see [Book.noteFreed].
-	Freed bool
+	// Freed are the addresses of which Calico's IPAM said that the node has freed them: see [Book.noteFreed].
+	Freed []netip.Addr
 	At    time.Time
 }
+
+// freed reports whether the node is known to have freed an address of the pod.
+func (e End) freed(a netip.Addr) bool { return slices.Contains(e.Freed, a) }

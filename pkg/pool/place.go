@@ -3,7 +3,6 @@ package pool
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -172,11 +171,12 @@ func (d *placing) withoutRoutes() (nodes []string, wait Plan) {
 		}
 		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.reports)) {
-		if d.reports[name].CannotRoute != "" {
+	for name, report := range d.reports {
+		if report.CannotRoute != "" {
 			nodes = append(nodes, name)
 		}
 	}
+	slices.Sort(nodes)
 	if len(nodes) > 0 && len(nodes) == len(d.reports) {
 		return nil, refuses(nodes[0], fmt.Sprintf("no node can route addresses, such as %s, of", nodes[0]))
 	}
@@ -318,7 +318,7 @@ func (d *placing) runsWith(a netip.Addr) bool {
 func (d *placing) own(s slot) (all []*PodIP) {
 	pod := d.pod
 	for _, a := range d.owned[ownerOf(pod.Namespace, pod.Name, pod.Identity)] {
-		if p := d.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release {
+		if p := d.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release && !p.unconfirmed() {
 			all = append(all, p)
 		}
 	}
@@ -338,6 +338,9 @@ func (d *placing) claim(s slot, p *PodIP, f Finding) choice {
 	pod, again := d.pod, *p
 	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
 	again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, false
+	if p.Mode == Calico && !d.pools[p.Pool].Range.Subnet.Contains(p.Addr) { // its reservation may have been deleted
+		f.If = append(f.If, Check{Free: p.Addr})
+	}
 	// It was last on p.Node also if a pod in between was given the address and never started.
 	return choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}, last: p.Node}
 }

@@ -63,6 +63,8 @@ const (
 	offIsFreed                       // Calico: only a node that is off has its allocations freed
 	addsTakeTime                     // Calico: a pod that has not started may be about to
 	forgottenEnds                    // Calico: after a restore nodes run what the cluster has forgotten
+	importsAreConfirmed              // Calico: what was read of a pod may be over before its address is reserved
+	laterPodsHaveIt                  // Calico: an allocation may be that of a later pod of the name
 	rulesEnd
 )
 
@@ -199,6 +201,10 @@ var broke = []struct{ file, is, becomes string }{
 		}
 	}
 	if name`},
+	{"objects.go", `p.Adopted && p.StatusUID != p.PodUID }`,
+		`p.Adopted && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
+	{"write.go", `if is != nil && is.Node == want.Node {`,
+		`if is != nil && is.Node == want.Node && !broken(laterPodsHaveIt) {`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

@@ -141,6 +141,7 @@ type workload struct {
 	wants    []Want
 	loose    bool // its pods have no stable names
 	fresh    bool
+	ordinary bool      // its pods do not ask for addresses
 	scaled   time.Time // last
 }
 
@@ -194,6 +195,8 @@ type sandbox struct {
 	pending  bool
 	unbooked bool   // the node's book has lost it
 	handle   string // of Calico's IPAM
+	// collected: Calico has given its address, an ordinary one, to another pod, while it answers on.
+	collected bool
 }
 
 // controller is one that believes to lead.
@@ -384,6 +387,10 @@ func (w *world) applied(wr Write) error {
 		}
 		is.Version = w.version()
 		w.ips.put(is.Addr.String(), is)
+		if is.Adopted && is.Mode == Calico && is.Phase == Bound { // from now on it is promised
+			w.placed[placement{is.Addr, is.PodUID}] = true
+			w.calico.confirmed++
+		}
 		if is.gone() && is.Node == w.bound[is.PodUID] {
 			w.ended[is.PodUID] = true
 		}
@@ -593,7 +600,7 @@ func (w *world) oracle() {
 			continue
 		}
 		for uid, s := range n.sandboxes {
-			if (n.lied || n.unsuspecting) && !n.heard[uid] {
+			if (n.lied || n.unsuspecting) && !n.heard[uid] || s.collected {
 				continue
 			}
 			for _, a := range s.has {
@@ -906,6 +913,9 @@ func (w *world) turn(c *controller) {
 			w.watch(c, kind, 10_000)
 		}
 	}
+	if w.calico != nil && w.calico.reserved != nil && w.some(30) {
+		w.reserves(c)
+	}
 	for range 1 + w.r.IntN(8) {
 		if len(c.jobs) > 0 && w.some(60) {
 			w.work(c, w.r.IntN(len(c.jobs)))
@@ -984,6 +994,8 @@ func (c *controller) drop(j *job) {
 // podIPOf returns the address of the PodIP that a write is about.
 func podIPOf(wr Write) (a netip.Addr, ok bool) {
 	switch wr := wr.(type) {
+	case CreateIP:
+		return wr.PodIP.Addr, true
 	case UpdateIP:
 		return wr.PodIP.Addr, true
 	case StatusIP:
@@ -1007,9 +1019,9 @@ func (w *world) work(c *controller, i int) {
 		w.logf("%s: %s is not made: %v", c.name, describe(wr), err)
 	}
 	if err != nil {
-		if create, ok := wr.(CreateIP); ok && w.calico != nil { // as it is read again
-			is, _ := w.Allocation(context.Background(), create.PodIP.Addr)
-			c.book.SetAllocation(create.PodIP.Addr, is)
+		if about, ok := podIPOf(wr); ok && w.calico != nil { // as it is read again
+			is, _ := w.Allocation(context.Background(), about)
+			c.book.SetAllocation(about, is)
 		}
 		c.drop(j)
 		c.book.SetAudit(w.audit)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 )
 
@@ -106,6 +105,8 @@ type Check struct {
 	// Gone is a pod that must not exist (any more), There a pod that must exist, not be ending, and have no node if it is
 	// known without one.
 	Gone, There *Pod
+	// Away names pods of which none may be on its node.
+	Away *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string
 	// Among are nodes besides which there must be no other.
@@ -149,6 +150,15 @@ func (c Check) holds(ctx context.Context, live Live) error {
 			return fmt.Errorf("pod %s/%s has node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
 		}
 	}
+	if want := c.Away; want != nil {
+		is, err := live.Pod(ctx, want.Namespace, want.Name)
+		if err != nil {
+			return err
+		}
+		if is != nil && is.Node == want.Node {
+			return fmt.Errorf("pod %s/%s is on node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
+		}
+	}
 	if c.Off != "" {
 		is, err := live.Node(ctx, c.Off)
 		if err != nil {
@@ -163,8 +173,12 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
+		among := map[string]bool{}
+		for _, node := range c.Among {
+			among[node] = true
+		}
 		for _, node := range are {
-			if !slices.Contains(c.Among, node) {
+			if !among[node] {
 				return fmt.Errorf("node %s is new: %w", node, ErrStale)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 type app struct {
 	name     string
 	manifest string // in deploy/examples
+	anyNode  bool   // its volumes and, with stayput, its addresses follow the members to other nodes
 	members  int
 	images   func(ctx context.Context, dir string) ([]lab.Image, error) // of files, some of them in dir
 	// form makes the members one cluster by their addresses, as a person does once.
@@ -25,7 +26,7 @@ type app struct {
 	health func(context.Context, *stage, []member) (says string, ok bool)
 }
 
-var apps = []app{redis, etcd, zookeeper, registry}
+var apps = []app{redis, redisPool, etcd, zookeeper, registry}
 
 // step is an event in the members' lives.
 type step struct {
@@ -73,10 +74,36 @@ var steps = []step{
 	}},
 }
 
-func onOneNode(m member) bool { return m.node == oneNode }
+// lost is the step for applications that may run on any node.
+var lost = step{"a node is lost for good", onOtherNode, func(ctx context.Context, s *stage, a app) error {
+	if err := s.Node(otherNode).PowerLoss(); err != nil {
+		return err
+	}
+	if err := s.kubectl(ctx, "delete", "node", otherNode); err != nil {
+		return err
+	}
+	moving, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	err := lab.Until(moving, "the pods of "+otherNode+" to run elsewhere", func() (bool, error) {
+		members, err := s.membersOf(moving, a)
+		return err == nil && len(running(members)) == a.members && !slices.ContainsFunc(members, onOtherNode), err
+	})
+	if ctx.Err() != nil {
+		return err
+	}
+	// Another machine of that name is there for the next step. What became of the pods is judged as after all steps.
+	return s.Node(otherNode).Boot(ctx)
+}}
 
-// oneNode is the node that alone loses power, and the one that is drained.
-const oneNode = "node-1"
+func onOneNode(m member) bool   { return m.node == oneNode }
+func onOtherNode(m member) bool { return m.node == otherNode }
+
+const (
+	// oneNode is the node that alone loses power, and the one that is drained.
+	oneNode = "node-1"
+	// otherNode is the one that is lost, since the drained one may have no members any more.
+	otherNode = "node-2"
+)
 
 const (
 	// maintenance is how long a node is away that is drained: longer than pods wait for it, unless they say how long.
@@ -96,7 +123,11 @@ func (s *stage) acts(ctx context.Context, apps []app) (map[string]tally, error) 
 	for _, a := range apps {
 		t := tally{}
 		formed := false
-		for _, st := range steps {
+		played := steps
+		if a.anyNode {
+			played = append(slices.Clone(steps), lost)
+		}
+		for _, st := range played {
 			if !formed {
 				if err := s.deploy(ctx, a); err != nil {
 					return of, fmt.Errorf("%s: %w", a.name, err)

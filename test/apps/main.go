@@ -1,7 +1,7 @@
 // Apps runs real software, whose members know each other by address, on a real Kubernetes of three nodes, as the
 // manifests in deploy/examples describe it: first without stayput, where it is shown to break, then with it. All pods
-// are deleted at once, a rollout restarts them, a node loses power, then all do, and a node is drained, while clients
-// go on writing.
+// are deleted at once, a rollout restarts them, a node loses power, then all do, a node is drained, and one is lost for
+// good, while clients go on writing.
 //
 //	main.go   the program, and what it prints
 //	act.go    what happens to the pods of an application, and what became of it
@@ -93,7 +93,7 @@ func play(ctx context.Context, out io.Writer, apps []app) (ok bool, err error) {
 		if (err != nil || !ok) && ctx.Err() == nil {
 			err = errors.Join(err, s.writeLogs())
 		}
-		err = errors.Join(err, c.Close())
+		err = errors.Join(err, c.Close(), os.RemoveAll(s.networkStorage()))
 	}()
 	start := time.Now()
 	if err := s.prepare(ctx, apps); err != nil {
@@ -105,7 +105,11 @@ func play(ctx context.Context, out io.Writer, apps []app) (ok bool, err error) {
 		return false, err
 	}
 	fmt.Fprintln(out, "WITH STAYPUT")
-	if err := s.Install(ctx, lab.InstallOptions{Manifests: true}); err != nil {
+	pools := map[string]any{"pools": map[string]any{"enabled": true}}
+	if err := s.Install(ctx, lab.InstallOptions{Values: pools}); err != nil {
+		return false, err
+	}
+	if err := s.apply(ctx, "podippool.yaml"); err != nil {
 		return false, err
 	}
 	with, err := s.acts(ctx, apps)

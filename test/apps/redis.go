@@ -33,6 +33,12 @@ var redis = app{
 	health: healthOfRedis,
 }
 
+// redisPool is the same with addresses of a pool, and with volumes that are on no node.
+var redisPool = app{
+	name: "redis-pool", manifest: "redis-cluster-pool.yaml", anyNode: true, members: redisNodes,
+	images: redis.images, form: formRedis, writes: redis.writes, write: writeToRedis, health: healthOfRedis,
+}
+
 // formRedis makes the nodes a cluster. The first three are the masters, one on each node; redis-cli pairs a master with
 // the replica after its own.
 func formRedis(ctx context.Context, s *stage, members []member) error {
@@ -46,7 +52,7 @@ func formRedis(ctx context.Context, s *stage, members []member) error {
 			}
 		}
 	}
-	args := []string{"exec", "redis-0", "--", "redis-cli", "--cluster", "create", "--cluster-yes",
+	args := []string{"exec", members[0].name, "--", "redis-cli", "--cluster", "create", "--cluster-yes",
 		"--cluster-replicas", "1"}
 	for _, m := range order {
 		args = append(args, net.JoinHostPort(m.ip, redisPort))

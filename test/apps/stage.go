@@ -42,7 +42,11 @@ func (s *stage) prepare(ctx context.Context, apps []app) error {
 		if err != nil {
 			return err
 		}
-		images = append(images, own...)
+		for _, image := range own {
+			if !slices.ContainsFunc(images, func(i lab.Image) bool { return i.Ref == image.Ref }) {
+				images = append(images, image)
+			}
+		}
 	}
 	archive := filepath.Join(s.Dir, "apps.tar")
 	if err := lab.WriteImages(archive, images...); err != nil {
@@ -78,7 +82,7 @@ func (s *stage) kubectl(ctx context.Context, args ...string) error {
 func (s *stage) deploy(ctx context.Context, a app) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	if err := s.makeVolumes(ctx); err != nil {
+	if err := s.makeVolumes(ctx, a); err != nil {
 		return err
 	}
 	if err := s.apply(ctx, a.manifest); err != nil {
@@ -157,31 +161,38 @@ func commandsOf(manifest string) string {
 	return commands.String()
 }
 
-// makeVolumes makes the volumes that a node's disk would be partitioned into.
-func (s *stage) makeVolumes(ctx context.Context) error {
+// makeVolumes makes the volumes that a node's disk would be partitioned into or, for an application that may run on any
+// node, those of a network storage: folders that the machine and all of the lab's nodes have in common.
+func (s *stage) makeVolumes(ctx context.Context, a app) error {
 	for _, n := range s.Nodes {
 		for i := range volumes {
-			path := fmt.Sprintf("/var/lib/disks/%d", i+1)
-			if err := os.RemoveAll(n.Path(path)); err != nil {
+			name := fmt.Sprintf("%s-%d", n.Name, i+1)
+			spec := corev1.PersistentVolumeSpec{
+				Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			}
+			var folder string
+			if a.anyNode {
+				folder = filepath.Join(s.networkStorage(), name)
+				spec.HostPath = &corev1.HostPathVolumeSource{Path: folder}
+			} else {
+				path := fmt.Sprintf("/var/lib/disks/%d", i+1)
+				folder = n.Path(path)
+				spec.StorageClassName, spec.Local = class, &corev1.LocalVolumeSource{Path: path}
+				spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+					NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
+						Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{n.Name},
+					}}}},
+				}}
+			}
+			if err := os.RemoveAll(folder); err != nil {
 				return err
 			}
-			if err := os.MkdirAll(n.Path(path), 0o755); err != nil {
+			if err := os.MkdirAll(folder, 0o755); err != nil {
 				return err
 			}
-			_, err := s.Client().CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", n.Name, i+1)},
-				Spec: corev1.PersistentVolumeSpec{
-					StorageClassName:       class,
-					Capacity:               corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-					AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-					PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}},
-					NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
-						NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{
-							Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{n.Name},
-						}}}},
-					}},
-				},
-			}, metav1.CreateOptions{})
+			_, err := s.Client().CoreV1().PersistentVolumes().Create(ctx,
+				&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 			if err != nil {
 				return err
 			}
@@ -189,6 +200,9 @@ func (s *stage) makeVolumes(ctx context.Context) error {
 	}
 	return nil
 }
+
+// networkStorage is a folder in the machine's /dev, which is also that of the nodes.
+func (s *stage) networkStorage() string { return "/dev/shm/" + filepath.Base(s.Dir) }
 
 // clear removes an application and all volumes.
 func (s *stage) clear(ctx context.Context, a app) error {

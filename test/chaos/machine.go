@@ -18,6 +18,8 @@ const (
 	kubelet    part = "kubelet"
 	flanneld   part = "flanneld"
 	kubeProxy  part = "kube-proxy"
+	felix      part = "Felix"
+	uplink     part = "the way to the control plane"
 )
 
 // machine is a node of which several faults at once want something down: it is up again once none does.
@@ -66,6 +68,10 @@ func (m *machine) runsLocked(p part) bool {
 		return m.Flanneld.Process() != nil
 	case p == kubeProxy:
 		return m.Proxy.Process() != nil
+	case p == felix:
+		return m.Felix.Process() != nil
+	case p == uplink:
+		return !m.IsCutOff()
 	}
 	return true
 }
@@ -95,6 +101,10 @@ func (m *machine) settleLocked(ctx context.Context) error {
 	if m.Flanneld != nil {
 		programs = append(programs, program{flanneld, keptUp(m.Flanneld), m.Flanneld.Kill},
 			program{kubeProxy, keptUp(m.Proxy), m.Proxy.Kill})
+	}
+	if m.Felix != nil {
+		programs = append(programs, program{felix, launched(m.Felix), m.Felix.Kill},
+			program{uplink, m.cut(false), func() error { return m.cut(true)(ctx) }})
 	}
 	for _, s := range programs {
 		switch runs := m.runsLocked(s.part); {
@@ -149,6 +159,24 @@ func keptUp(s *lab.Service) func(context.Context) error {
 		}
 		return nil
 	}
+}
+
+// launched starts a service that is started again whenever it ends, and does not wait until it is ready: Felix is not
+// while its node is cut off.
+func launched(s *lab.Service) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for s.Process() == nil && ctx.Err() == nil {
+			short, cancel := context.WithTimeout(ctx, time.Second)
+			_ = s.Start(short)
+			cancel()
+		}
+		return ctx.Err()
+	}
+}
+
+// cut keeps the machine from the control plane, or ends that.
+func (m *machine) cut(off bool) func(context.Context) error {
+	return func(ctx context.Context) error { return m.CutOff(ctx, off) }
 }
 
 // up reports whether containers of the machine can be reached.

@@ -20,6 +20,8 @@
 //	tenants.go    the observer of the API: whose address it is
 //	asking.go     the observer of the network: asks from each node and from a pod of each; test/answers judges
 //
+// With -calico the pools are of mode Calico, beside Calico's own IPAM: calico.go has what differs from -routed.
+//
 // The faults between two rests are a round, drawn from the seed alone: the same seed gives the same faults at the same
 // times. What they hit depends on how fast the cluster is, so a violation need not come back with its seed.
 //
@@ -49,6 +51,7 @@ func run() int {
 	seed := flag.Uint64("seed", 0, "seed of the faults, to repeat a run; 0 takes a new one")
 	length := flag.Duration("for", 30*time.Minute, "how long things break; the last rest takes some minutes more")
 	routed := flag.Bool("routed", false, "pods of routed pools, beside flanneld and kube-proxy")
+	calico := flag.Bool("calico", false, "pods of pools in Calico's IPAM, beside Felix and Calico's controllers")
 	flag.Parse()
 	if *seed == 0 {
 		*seed = rand.Uint64()
@@ -56,7 +59,16 @@ func run() int {
 	// The lab closes its machines on the first two signals itself; here they end the waiting.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	failed, err := chaos(ctx, os.Stdout, *seed, *length, *routed)
+	var of *network
+	target := "chaos"
+	switch {
+	case *routed:
+		is := flannels(*seed)
+		of, target = &is, "chaos-routed"
+	case *calico:
+		of, target = &calicos, "chaos-calico"
+	}
+	failed, err := chaos(ctx, os.Stdout, *seed, *length, target, of)
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "chaos: interrupted, the cluster is removed")
@@ -83,7 +95,7 @@ type trial interface {
 // chaos runs the whole and reports whether a promise was broken. If anything went wrong, it leaves a folder with the
 // journal, the state at each violation and all logs.
 func chaos(
-	ctx context.Context, screen io.Writer, seed uint64, length time.Duration, routed bool,
+	ctx context.Context, screen io.Writer, seed uint64, length time.Duration, target string, of *network,
 ) (failed bool, err error) {
 	dir, err := os.MkdirTemp("", fmt.Sprintf("stayput-chaos-%d-", seed))
 	if err != nil {
@@ -96,10 +108,6 @@ func chaos(
 	defer journal.Close()
 	replay := fmt.Sprintf("seed %d", seed)
 	r := newReport(screen, journal, replay)
-	target := "chaos"
-	if routed {
-		target = "chaos-routed"
-	}
 	r.say("%s: repeat it with make %s SEED=%d FOR=%s", replay, target, seed, length)
 	defer func() {
 		if failed = r.failed() > 0; failed || err != nil && ctx.Err() == nil {
@@ -124,8 +132,8 @@ func chaos(
 	r.start = time.Now()
 	r.say("the cluster starts")
 	var s trial
-	if routed {
-		s, err = newRouted(ctx, product, r, seed)
+	if of != nil {
+		s, err = newRouted(ctx, product, r, *of)
 	} else {
 		s, err = newSession(ctx, product, r)
 	}

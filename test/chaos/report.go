@@ -36,7 +36,7 @@ const (
 	tableProbes  = "probes"
 	tableLooks   = "looks"
 
-	tablePods    = "routed pods"
+	tablePods    = "pods of pools"
 	tableLost    = "pods of lost nodes that came to another one"
 	tableAsked   = "asks"
 	tableUnheard = "asks without an answer"

@@ -22,18 +22,45 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// routed is a cluster with pods of routed pools, what breaks it and what watches it.
+// routed is a cluster with pods of routed pools, or of Calico's, what breaks it and what watches it.
 type routed struct {
 	session
+	network
 	tenants  *tenants
 	answers  *answers.Judge
 	vantages []*answers.Vantage
 }
 
-// ways are flannel's and kube-proxy's, of which the seed takes one.
-var ways = []lab.ClusterOptions{
-	{Flannel: &lab.FlannelOptions{Backend: "vxlan", NFTables: true}, Proxy: "nftables"},
-	{Flannel: &lab.FlannelOptions{Backend: "host-gw"}, Proxy: "iptables"},
+// network is what connects the pods, and what can happen to it.
+type network struct {
+	says    string
+	options lab.ClusterOptions
+	values  map[string]any // of the chart
+	pools   string
+	faults  []fault
+}
+
+// flannels returns one of flannel's and kube-proxy's ways, by the seed.
+func flannels(seed uint64) network {
+	o := []lab.ClusterOptions{
+		{Flannel: &lab.FlannelOptions{Backend: "vxlan", NFTables: true}, Proxy: "nftables"},
+		{Flannel: &lab.FlannelOptions{Backend: "host-gw"}, Proxy: "iptables"},
+	}[seed%2]
+	return network{
+		says:    fmt.Sprintf("flannel with %s, kube-proxy with %s", o.Flannel.Backend, o.Proxy),
+		options: o, values: map[string]any{"pools": map[string]any{"enabled": true}}, faults: routedFaults,
+		pools: `
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: far}
+spec: {mode: Routed, subnet: 10.50.0.0/24}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: near}
+spec: {mode: Routed, subnet: 10.244.200.0/24}
+`,
+	}
 }
 
 // workloads are the StatefulSets, each with addresses of the pool of its name: near lies in the cluster's network.
@@ -43,20 +70,19 @@ var workloads = []string{"far", "near"}
 const replicas = 20
 
 // newRouted starts a cluster with stayput and the workloads. The caller closes it, also after an error.
-func newRouted(ctx context.Context, product lab.Product, r *report, seed uint64) (*routed, error) {
-	s := &routed{session: session{report: r, weather: &weather{now: r.now}, events: map[types.UID]string{}}}
+func newRouted(ctx context.Context, product lab.Product, r *report, n network) (*routed, error) {
+	s := &routed{network: n,
+		session: session{report: r, weather: &weather{now: r.now}, events: map[types.UID]string{}}}
 	r.tables = []string{tableFaults, tableSkipped, tablePods, tableLost, tableAsked, tableUnheard}
 	s.tenants = newTenants(r, s.weather)
 	s.answers = answers.NewJudge(s.tenants.ownerOf, r.violation)
-	o := ways[seed%uint64(len(ways))]
-	r.say("flannel with %s, kube-proxy with %s", o.Flannel.Backend, o.Proxy)
-	o.Product = product
+	r.say("%s", n.says)
+	n.options.Product = product
 	var err error
-	if s.cluster, err = lab.StartCluster(ctx, o); err != nil {
+	if s.cluster, err = lab.StartCluster(ctx, n.options); err != nil {
 		return s, err
 	}
-	values := map[string]any{"pools": map[string]any{"enabled": true}}
-	if err := s.cluster.Install(ctx, lab.InstallOptions{Values: values}); err != nil {
+	if err := s.cluster.Install(ctx, lab.InstallOptions{Values: n.values}); err != nil {
 		return s, err
 	}
 	s.client, err = client.NewWithWatch(s.cluster.RESTConfig(), client.Options{Scheme: placement.Scheme})
@@ -88,18 +114,7 @@ func (s *routed) deploy(ctx context.Context) error {
 	if err := s.client.Create(ctx, space); err != nil {
 		return err
 	}
-	const manifests = `
-apiVersion: stayput.io/v1alpha1
-kind: PodIPPool
-metadata: {name: far}
-spec: {mode: Routed, subnet: 10.50.0.0/24}
----
-apiVersion: stayput.io/v1alpha1
-kind: PodIPPool
-metadata: {name: near}
-spec: {mode: Routed, subnet: 10.244.200.0/24}
-`
-	if _, err := s.cluster.Kubectl(ctx, manifests, "apply", "--server-side", "-f", "-"); err != nil {
+	if _, err := s.cluster.Kubectl(ctx, s.pools, "apply", "--server-side", "-f", "-"); err != nil {
 		return err
 	}
 	clients := lab.Workload{Kind: "DaemonSet", Name: clientsLabel, Unprobed: true, Pod: corev1.PodSpec{
@@ -144,7 +159,7 @@ func (s *routed) run(ctx context.Context, seed uint64, length time.Duration) err
 	}
 	end := time.Now().Add(length)
 	for round := 1; time.Now().Before(end); round++ {
-		for _, step := range drawRound(seed, round, len(s.breaker.machines), len(workloads), routedFaults) {
+		for _, step := range drawRound(seed, round, len(s.breaker.machines), len(workloads), s.faults) {
 			if !sleep(ctx, step.after) || time.Now().After(end) {
 				break
 			}
@@ -162,7 +177,8 @@ func (s *routed) run(ctx context.Context, seed uint64, length time.Duration) err
 	return nil
 }
 
-// rest waits until the healed cluster is at rest, and then until everybody reaches every pod, and every route is right.
+// rest waits until the healed cluster is at rest, and then until everybody reaches every pod, and every route is right,
+// or all that Calico has allocated.
 func (s *routed) rest(ctx context.Context) error {
 	if err := s.settle(ctx, s.whole); err != nil {
 		return err
@@ -236,7 +252,7 @@ func (s *routed) arrive(ctx context.Context) error {
 	for {
 		wrong, err := s.astray(ctx)
 		if err == nil && len(wrong) == 0 {
-			s.report.say("everybody reaches every pod, and every route is right, after %.1fs", time.Since(start).Seconds())
+			s.report.say("everybody reaches every pod, and nothing else is wrong, after %.1fs", time.Since(start).Seconds())
 			return nil
 		}
 		if time.Since(start) > arriving {
@@ -262,7 +278,7 @@ func (s *routed) astray(ctx context.Context) (wrong []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	served, at := map[netip.Addr]netip.Prefix{}, map[netip.Addr]string{}
+	served, at, of := map[netip.Addr]netip.Prefix{}, map[netip.Addr]string{}, map[netip.Addr]string{}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		a, err := netip.ParseAddr(pod.Status.PodIP)
@@ -270,6 +286,12 @@ func (s *routed) astray(ctx context.Context) (wrong []string, err error) {
 			return []string{pod.Name + " has no address"}, nil
 		}
 		served[a], at[a] = s.cluster.Node(pod.Spec.NodeName).Pods, pod.Spec.NodeName
+		of[a] = pod.Namespace + "/" + pod.Name + " on " + pod.Spec.NodeName
+	}
+	if s.options.Calico != nil {
+		if wrong, err = s.misallocated(ctx, of); err != nil {
+			return nil, err
+		}
 	}
 	places := map[netip.Addr][]string{}
 	for _, n := range s.everywhere() {
@@ -277,8 +299,10 @@ func (s *routed) astray(ctx context.Context) (wrong []string, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", n.Name, err)
 		}
-		for _, what := range lab.Misrouted(routes, n.Pods, served) {
-			wrong = append(wrong, n.Name+": "+what)
+		if s.options.Calico == nil { // its Felix has routes of its own
+			for _, what := range lab.Misrouted(routes, n.Pods, served) {
+				wrong = append(wrong, n.Name+": "+what)
+			}
 		}
 		found, err := configured(n.Path(netnsDir))
 		if err != nil {
@@ -343,10 +367,14 @@ func (s *routed) picture(file string) error {
 		return err
 	}
 	defer f.Close()
-	for _, args := range []string{
+	state := []string{
 		"nodes -o wide", "pods -A -o wide", "podips -o wide", "podips -o yaml", "pods -n " + namespace + " -o yaml",
 		"nodes -o yaml", "events -A --sort-by=.metadata.creationTimestamp",
-	} {
+	}
+	if s.options.Calico != nil {
+		state = append(state, "ipamblocks,ipreservations,podippools -o yaml")
+	}
+	for _, args := range state {
 		out, err := s.cluster.Kubectl(ctx, "", append([]string{"get", "--request-timeout=5s"}, strings.Fields(args)...)...)
 		fmt.Fprintf(f, "--- %s\n%s", args, out)
 		if err != nil {

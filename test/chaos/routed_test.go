@@ -152,3 +152,18 @@ func TestAnAddressAtTwoPlacesIsSeen(t *testing.T) {
 		}
 	}
 }
+
+func TestAnAllocationThatIsNoPodsIsSeen(t *testing.T) {
+	pods := map[netip.Addr]string{addrA: "chaos/far-0 on node-1"}
+	for want, blocks := range map[string]map[netip.Addr]string{
+		"":                                     pods,
+		"that of \"\"":                         {},
+		"that of \"chaos/far-0 on node-2\"":    {addrA: "chaos/far-0 on node-2"},
+		"10.50.0.2 is that of \"\", by Calico": {addrA: pods[addrA], addrB: "chaos/far-1 on node-1"},
+	} {
+		wrong := unlike(pods, blocks)
+		if want == "" && len(wrong) > 0 || want != "" && (len(wrong) != 1 || !strings.Contains(wrong[0], want)) {
+			t.Errorf("%v: %q, want %q", blocks, wrong, want)
+		}
+	}
+}

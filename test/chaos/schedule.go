@@ -37,6 +37,15 @@ const (
 	newLease     kind = "flannel's lease again"
 	loseRoutes   kind = "flannel's device and routes go"
 	killProxy    kind = "kill kube-proxy"
+
+	dropNode          kind = "power loss for long, its Node deleted"
+	cutNode           kind = "cut off from the control plane"
+	killFelix         kind = "kill Felix"
+	stopFelix         kind = "Felix is away"
+	killCollector     kind = "kill Calico's controllers"
+	stopCollector     kind = "Calico's controllers are away"
+	deleteReservation kind = "delete an IPReservation"
+	touchBlocks       kind = "write all IPAMBlocks"
 )
 
 // fault is something that can happen: how often, in parts of the sum, and how long it lasts until it is healed. What
@@ -91,6 +100,30 @@ var routedFaults = []fault{
 	{newLease, 3, 0, 10 * time.Second},
 	{loseRoutes, 3, 0, 0},
 	{killProxy, 5, 0, 0},
+}
+
+// calicoFaults are those of pods of pools of mode Calico.
+var calicoFaults = []fault{
+	{deletePods, 8, 0, 0},
+	{forceDeletePods, 8, 0, 0},
+	{stopSandbox, 3, 0, 0},
+	{killSandbox, 3, 0, 0},
+	{killContainerd, 3, 0, 20 * time.Second},
+	{killKubelet, 4, time.Second, 45 * time.Second},
+	{killLeader, 4, 0, 0},
+	{restartServer, 2, 0, 0},
+	{stopServer, 2, 2 * time.Second, 25 * time.Second},
+	{losePower, 3, 0, 60 * time.Second},
+	{loseNode, 3, 20 * time.Second, 60 * time.Second},
+	{dropNode, 3, 20 * time.Second, 60 * time.Second},
+	{drainNode, 4, 5 * time.Second, 40 * time.Second},
+	{cutNode, 6, 2 * time.Second, 100 * time.Second}, // Calico frees addresses after 40 to 60 s
+	{killFelix, 5, 0, 0},
+	{stopFelix, 4, time.Second, 40 * time.Second},
+	{killCollector, 3, 0, 0},
+	{stopCollector, 3, time.Second, 60 * time.Second},
+	{deleteReservation, 2, 0, 0},
+	{touchBlocks, 5, 0, 0},
 }
 
 // step is a fault of the schedule. It is drawn without looking at the cluster, so that a seed always gives the same

@@ -19,7 +19,9 @@ func TestASeedAlwaysGivesTheSameFaults(t *testing.T) {
 }
 
 func TestEveryFaultHappensAloneAndCombined(t *testing.T) {
-	for name, faults := range map[string][]fault{"of nodes": faults, "of routed pools": routedFaults} {
+	for name, faults := range map[string][]fault{
+		"of nodes": faults, "of routed pools": routedFaults, "of Calico": calicoFaults,
+	} {
 		t.Run(name, func(t *testing.T) { everyFaultHappens(t, faults) })
 	}
 }

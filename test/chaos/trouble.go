@@ -8,11 +8,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/test/lab"
 )
 
-// strike is what can happen to pods of routed pools.
+// strike is what can happen to pods of routed pools, and of Calico's.
 func (s *routed) strike(ctx context.Context, step step) (what string, heal func(context.Context) error, err error) {
 	b, m := s.breaker, s.breaker.machines[step.node]
 	short, cancel := context.WithTimeout(ctx, striking)
@@ -27,8 +28,8 @@ func (s *routed) strike(ctx context.Context, step step) (what string, heal func(
 			return "", nil, err
 		}
 		what, err = b.deleteSome(short, names, step.kind == forceDeletePods, rand.New(rand.NewPCG(step.pick, 0)))
-	case loseNode:
-		return s.loseNode(ctx, m)
+	case loseNode, dropNode:
+		return s.loseNode(ctx, m, step.kind == dropNode)
 	case killFlanneld:
 		return "flanneld of " + m.Name, nil, killed(m.Flanneld)
 	case killProxy:
@@ -44,6 +45,8 @@ func (s *routed) strike(ctx context.Context, step step) (what string, heal func(
 		return "the lease of " + m.Name, heal, err
 	case loseRoutes:
 		return "routes of " + m.Name, nil, s.loseRoutes(short, m)
+	case cutNode, killFelix, stopFelix, killCollector, stopCollector, deleteReservation, touchBlocks:
+		return s.strikeCalico(short, step, m)
 	default:
 		return b.strike(ctx, step)
 	}
@@ -91,25 +94,29 @@ func (s *routed) loseRoutes(ctx context.Context, m *machine) error {
 // outOfService is an operator's word that a node is off.
 var outOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute}
 
-// loseNode switches a node off, and says so. It comes back once its pods are elsewhere.
-func (s *routed) loseNode(ctx context.Context, m *machine) (
+// loseNode switches a node off, and says so, or deletes its Node. It comes back once its pods are elsewhere.
+func (s *routed) loseNode(ctx context.Context, m *machine, drop bool) (
 	what string, heal func(context.Context) error, err error) {
 	boot, err := m.take(power, "switched off", m.PowerLoss)
 	if err != nil {
 		return m.Name, boot, err
 	}
-	declare := func(ctx context.Context, is bool) error {
+	declare := func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, healing)
 		defer cancel()
-		return lab.Until(ctx, "the taint of "+m.Name, func() (bool, error) {
-			err := s.taint(ctx, m.Name, is)
+		return lab.Until(ctx, "the end of "+m.Name+" to be declared", func() (bool, error) {
+			err := s.taint(ctx, m.Name, true)
+			if drop {
+				err = s.cluster.Client().CoreV1().Nodes().Delete(ctx, m.Name, metav1.DeleteOptions{})
+			}
+			err = client.IgnoreNotFound(err)
 			return err == nil, err
 		})
 	}
 	forgive := s.breaker.undo("take the taint from "+m.Name, func(ctx context.Context) error {
-		return s.taint(ctx, m.Name, false)
+		return client.IgnoreNotFound(s.taint(ctx, m.Name, false))
 	})
-	back := s.weather.begins(deletedNode(m.Name), "declared out of service")
+	back := s.weather.begins(deletedNode(m.Name), "declared out of service, or deleted")
 	heal = func(ctx context.Context) error {
 		defer back()
 		left, cancel := context.WithTimeout(ctx, healing)
@@ -128,7 +135,7 @@ func (s *routed) loseNode(ctx context.Context, m *machine) (
 		}
 		return forgive(ctx)
 	}
-	return m.Name, heal, declare(ctx, true)
+	return m.Name, heal, declare(ctx)
 }
 
 // taint says that a node is off, or takes it back.

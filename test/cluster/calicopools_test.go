@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +35,16 @@ spec: {mode: Calico, subnet: %s}
 `, name, subnet)
 }
 
+// looks is longer than it takes the controller to look at Calico's configuration again.
+const looks = 20 * time.Second
+
+// readiness returns the status of the condition Ready of a pool, and its message.
+func readiness(t *testing.T, c *lab.Cluster, pool string) string {
+	t.Helper()
+	return kubectl(t, c, "get", "podippool", pool, "-o",
+		`jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
+}
+
 // poolSays waits until the condition Ready of a pool has a status, and its message a text.
 func poolSays(t *testing.T, c *lab.Cluster, name, status, text string) {
 	t.Helper()
@@ -45,8 +56,7 @@ func poolSays(t *testing.T, c *lab.Cluster, name, status, text string) {
 	}()
 	const settles = 4 * time.Minute // a reservation does in less
 	for began := time.Now(); time.Since(began) < settles; time.Sleep(time.Second) {
-		is = kubectl(t, c, "get", "podippool", name, "-o",
-			`jsonpath={range .status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}`)
+		is = readiness(t, c, name)
 		if strings.HasPrefix(is, status) && strings.Contains(is, text) {
 			return
 		}
@@ -68,7 +78,7 @@ func heldOn(t *testing.T, c *lab.Cluster, pod *corev1.Pod) {
 
 func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	alone(t)
-	c := withCalico(t, lab.CalicoOptions{LeakGracePeriod: 40 * time.Second})
+	c := withCalico(t, lab.CalicoOptions{IPv6: true, LeakGracePeriod: 40 * time.Second})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: calicoOn}))
 	ns := namespace(t, c)
 	kept := retain("10m", v1alpha1.AnnotationPools, "blue")
@@ -77,7 +87,8 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	deploy(t, c, ns, lab.Workload{Kind: "Deployment", Name: "before", Replicas: 6, Unprobed: true})
 	before := deployed(t, c, ns, "before", 6, nil)
 	used := blockOf(t, c, ip(t, before[0])).Spec.CIDR
-	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24")+"---"+calicoPool("old", used.String()))
+	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24")+"---"+calicoPool("old", used.String())+"---"+
+		calicoPool("six", "fd00:10:244:f0::/120"))
 	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 3, Annotations: kept, Unprobed: true})
 	saysOf(t, c, ns, "Pod", "web-0", "WaitingForAddress", "blue")
 	poolSays(t, c, "blue", "True", "")
@@ -160,6 +171,23 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	pod = is
 	heldOn(t, c, pod)
 	who.reached(t, pod)
+	was = places(t, c, ns, "web", 3, nil)
+	rebooted := c.Node(pod.Spec.NodeName)
+	must.Do(t, rebooted.Reboot(testContext(t)))
+	must.Do(t, c.WaitReady(testContext(t), rebooted))
+	clients(t, c, ns)
+	again := places(t, c, ns, "web", 3, nil)
+	keptAddresses(t, was, again)
+	for name, p := range again {
+		if p.UID != was[name].UID {
+			t.Errorf("%s was replaced when its node restarted", name)
+		}
+		heldOn(t, c, p)
+	}
+	who.reached(t, pod)
+	deletePods(t, c, ns, "web")
+	same("deleted after a restart of the node")
+	bothFamilies(t, c, ns)
 
 	// 4. An author of a pod asks Calico for an address of the pool, in one way or another.
 	for name, annotation := range map[string]string{
@@ -225,91 +253,152 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	})
 }
 
+// bothFamilies checks that a pod has an address of a pool of each family, and that it keeps both.
+func bothFamilies(t *testing.T, c *lab.Cluster, ns string) {
+	t.Helper()
+	poolSays(t, c, "six", "True", "")
+	deploy(t, c, ns, lab.Workload{Name: "both", Replicas: 2, Unprobed: true,
+		Annotations: retain("10m", v1alpha1.AnnotationPools, "blue,six")})
+	var was map[string]*corev1.Pod
+	for range 3 {
+		is := places(t, c, ns, "both", 2, was)
+		for name, pod := range is {
+			if len(pod.Status.PodIPs) != 2 || was != nil && !slices.Equal(pod.Status.PodIPs, was[name].Status.PodIPs) {
+				t.Fatalf("%s has %v, and before %v", name, pod.Status.PodIPs, was[name])
+			}
+			v6 := netip.MustParseAddr(pod.Status.PodIPs[1].IP)
+			if !netip.MustParsePrefix("fd00:10:244:f0::/120").Contains(v6) {
+				t.Errorf("%s has %s", name, v6)
+			}
+			heldOn(t, c, pod)
+			isHeldBy(t, c, v6, pod)
+			until(t, "the PodIP of IPv6 to be bound", func(context.Context) bool {
+				is := podIPs(t, c)[v1alpha1.PodIPName(v6)]
+				return is.Spec.PodUID == string(pod.UID) && is.Status.Phase == v1alpha1.PodIPBound
+			})
+			for _, client := range clients(t, c, ns) {
+				reaches(t, c, client, pod)
+			}
+		}
+		was = is
+		deletePods(t, c, ns, "both")
+	}
+	kubectl(t, c, "delete", "statefulset", "both", "-n", ns)
+	for name, is := range podIPs(t, c) {
+		if strings.HasPrefix(is.Spec.PodName, "both-") {
+			kubectl(t, c, "patch", "podip", name, "--type=merge", "-p", `{"spec": {"release": "Now"}}`)
+			until(t, "PodIP "+name+" to go", func(context.Context) bool {
+				_, left := podIPs(t, c)[name]
+				return !left
+			})
+		}
+	}
+}
+
+// moving is a StatefulSet web of one pod that is asked for all the time, whatever happens to its nodes.
+type moving struct {
+	t    *testing.T
+	c    *lab.Cluster
+	ns   string
+	pod  *corev1.Pod
+	addr netip.Addr
+	who  *asked
+}
+
+// newMoving starts it once the pool is ready.
+func newMoving(t *testing.T, c *lab.Cluster, ns, pool string) *moving {
+	t.Helper()
+	deploy(t, c, ns, everywhere("client"))
+	clients(t, c, ns)
+	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m", v1alpha1.AnnotationPools, pool),
+		Unprobed: true})
+	poolSays(t, c, pool, "True", "")
+	pod := ready(t, c, ns, "web-0")
+	m := &moving{t, c, ns, pod, ip(t, pod), askAlways(t, c, ns, "web-0", ip(t, pod), 20*time.Millisecond)}
+	m.who.reached(t, pod)
+	return m
+}
+
+func (m *moving) node() *lab.ClusterNode { return m.c.Node(m.pod.Spec.NodeName) }
+
+// moved waits for the pod's successor with its address, on none of the nodes that are lost.
+func (m *moving) moved(what string, lost ...string) {
+	m.t.Helper()
+	is := successor(m.t, m.c, m.pod)
+	if ip(m.t, is) != m.addr {
+		m.t.Fatalf("%s: web-0 had %s and has %s", what, m.addr, is.Status.PodIP)
+	}
+	if slices.Contains(lost, is.Spec.NodeName) {
+		m.t.Errorf("%s: web-0 is on %s again", what, is.Spec.NodeName)
+	}
+	m.pod = is
+	heldOn(m.t, m.c, is)
+	m.who.reached(m.t, is, lost...)
+}
+
+// stillGated checks that the pod's successor waits, and goes on waiting.
+func (m *moving) stillGated(why string, long time.Duration) {
+	m.t.Helper()
+	until(m.t, "a successor that waits", func(context.Context) bool {
+		is := getPod(m.t, m.c, m.ns, "web-0")
+		return is != nil && is.UID != m.pod.UID && isGated(is)
+	})
+	saysOf(m.t, m.c, m.ns, "Pod", "web-0", "WaitingForAddress", why)
+	stays(m.t, "web-0 is gated", long, func() bool { return isGated(getPod(m.t, m.c, m.ns, "web-0")) })
+}
+
 // The fence: who may have an address whose pod's node does not answer.
 func TestCalicoIPAMsAddressesMoveOnlyOnceTheirPodsSurelyHaveThemNoMore(t *testing.T) {
 	alone(t)
 	c := withCalico(t, lab.CalicoOptions{LeakGracePeriod: 40 * time.Second})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: calicoOn}))
 	ns := namespace(t, c)
-	kept := retain("10m", v1alpha1.AnnotationPools, "blue")
 	apply(t, c, ns, calicoPool("blue", "10.244.240.0/24"))
-	deploy(t, c, ns, everywhere("client"))
-	clients(t, c, ns)
-	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: kept, Unprobed: true})
-	poolSays(t, c, "blue", "True", "")
-	pod := ready(t, c, ns, "web-0")
-	addr := ip(t, pod)
-	who := askAlways(t, c, ns, "web-0", addr, 20*time.Millisecond)
-	who.reached(t, pod)
-	moved := func(what string, lost ...string) {
-		t.Helper()
-		is := successor(t, c, pod)
-		if ip(t, is) != addr {
-			t.Fatalf("%s: web-0 had %s and has %s", what, addr, is.Status.PodIP)
-		}
-		for _, name := range lost {
-			if is.Spec.NodeName == name {
-				t.Errorf("%s: web-0 is on %s again", what, name)
-			}
-		}
-		pod = is
-		heldOn(t, c, pod)
-		who.reached(t, pod, lost...)
-	}
-	stillGated := func(why string) {
-		t.Helper()
-		until(t, "a successor that waits", func(ctx context.Context) bool {
-			is, err := c.Client().CoreV1().Pods(ns).Get(ctx, "web-0", metav1.GetOptions{})
-			return err == nil && is.UID != pod.UID && isGated(is)
-		})
-		saysOf(t, c, ns, "Pod", "web-0", "WaitingForAddress", why)
-		stays(t, "web-0 is gated", 20*time.Second, func() bool { return isGated(getPod(t, c, ns, "web-0")) })
-	}
+	m := newMoving(t, c, ns, "blue")
 
 	// 1. Deleted by force, with kubelet alive.
-	forceDelete(t, c, pod)
-	moved("deleted by force")
+	forceDelete(t, c, m.pod)
+	m.moved("deleted by force")
 
 	// 2. The same with kubelet stopped: the address stays where it is, until kubelet is back.
-	n := c.Node(pod.Spec.NodeName)
+	n := m.node()
 	must.Do(t, n.Kubelet.Stop())
 	must.Do(t, c.WaitNotReady(testContext(t), n))
-	forceDelete(t, c, pod)
-	stillGated("may still run on node " + n.Name)
+	forceDelete(t, c, m.pod)
+	m.stillGated("may still run on node "+n.Name, 20*time.Second)
 	must.Do(t, n.Kubelet.Start(testContext(t)))
 	must.Do(t, c.WaitReady(testContext(t), n))
-	moved("kubelet was stopped")
+	m.moved("kubelet was stopped")
 
 	// 3. The node is cut off in both directions, and the garbage collection of Calico frees the address: the pod answers
 	// there still. Its successor waits until the node is back.
-	n = c.Node(pod.Spec.NodeName)
+	n = m.node()
 	mend := cutOff(t, n)
 	must.Do(t, c.WaitNotReady(testContext(t), n))
-	forceDelete(t, c, pod)
-	stillGated("node " + n.Name)
-	stays(t, "web-0 is gated", 70*time.Second, func() bool { return isGated(getPod(t, c, ns, "web-0")) })
+	forceDelete(t, c, m.pod)
+	m.stillGated("node "+n.Name, 90*time.Second)
 	mend()
 	must.Do(t, c.WaitReady(testContext(t), n))
-	moved("the node was cut off")
+	m.moved("the node was cut off")
 
 	// 4. The node is off, and its Node deleted.
-	n = c.Node(pod.Spec.NodeName)
+	n = m.node()
 	must.Do(t, n.PowerLoss())
 	must.Do(t, c.WaitNotReady(testContext(t), n))
 	kubectl(t, c, "delete", "node", n.Name)
-	moved("the Node is deleted", n.Name)
+	m.moved("the Node is deleted", n.Name)
 	must.Do(t, n.Boot(testContext(t)))
 	must.Do(t, c.WaitReady(testContext(t), n))
 
 	// 5. The node is off, and out of service.
-	n = c.Node(pod.Spec.NodeName)
+	n = m.node()
 	must.Do(t, n.PowerLoss())
 	must.Do(t, c.WaitNotReady(testContext(t), n))
 	kubectl(t, c, "taint", "node", n.Name, "node.kubernetes.io/out-of-service=:NoExecute")
-	moved("out of service", n.Name)
+	m.moved("out of service", n.Name)
 	must.Do(t, n.Boot(testContext(t)))
 	kubectl(t, c, "taint", "node", n.Name, "node.kubernetes.io/out-of-service-")
 	must.Do(t, c.WaitReady(testContext(t), n))
-	who.reached(t, pod)
-	who.end(t)
+	m.who.reached(t, m.pod)
+	m.who.end(t)
 }

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 
@@ -239,22 +238,10 @@ func broken(t *testing.T, set func(ctx context.Context, broken bool) error) (men
 	return mend
 }
 
-// cutOff keeps a node from the control plane, and from nobody else, until the returned function is called. Without a
-// route nothing is sent; without the filter, kubelet would still hear that its pods are deleted.
+// cutOff keeps a node from the control plane, and from nobody else, until the returned function is called.
 func cutOff(t *testing.T, n *lab.ClusterNode) (mend func()) {
 	t.Helper()
-	before, err := n.Run(testContext(t), "/bin/cat", "/proc/sys/net/ipv4/conf/all/rp_filter")
-	must.Do(t, err)
-	return broken(t, func(ctx context.Context, broken bool) error {
-		verb, filter := "del", strings.TrimSpace(string(before))
-		if broken {
-			verb, filter = "add", "1"
-		}
-		_, err := n.Run(ctx, "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; for a in 172.30.0.1 10.96.0.1; do "+
-			"ip route "+verb+" blackhole $a/32 || exit 1; done; "+
-			"echo "+filter+" > /proc/sys/net/ipv4/conf/all/rp_filter && ip route flush cache")
-		return err
-	})
+	return broken(t, n.CutOff)
 }
 
 // onceStarted returns a function that starts the controllers again at its first call.

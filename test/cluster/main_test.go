@@ -7,6 +7,7 @@
 //	workload_test.go        pods that come, go, and come home
 //	probe_test.go           what the API, the nodes' files and the network say of pods and addresses
 //	asked_test.go           who answers at an address, asked all the time by every node and by a pod of each
+//	crowd_test.go           many pods that ask for addresses and run nowhere, and where addresses are
 //	calico_test.go          what Calico's IPAM says of addresses
 //	kubectlstayput_test.go  the command as people install it
 //	waiting_test.go         conditions and Events

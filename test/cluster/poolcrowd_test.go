@@ -4,7 +4,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	podpool "github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -27,29 +25,6 @@ import (
 // poolOf returns the YAML of a pool.
 func poolOf(name, addresses string) string {
 	return strings.NewReplacer("blue", name, "10.6.168.101-10.6.168.110", addresses).Replace(pool) + "---"
-}
-
-// crowd creates pods at once that run nowhere: no node is what they select. They ask for addresses.
-func crowd(t *testing.T, c *lab.Cluster, ns, name, pools string, from, to int) {
-	t.Helper()
-	group, ctx := errgroup.WithContext(testContext(t))
-	group.SetLimit(20)
-	for i := from; i < to; i++ {
-		group.Go(func() error {
-			_, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{
-					Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{"app": name},
-					Annotations: map[string]string{"stayput.io/pools": pools},
-				},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{"example.com/runs": "nowhere"},
-					Containers:   []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
-				},
-			}, metav1.CreateOptions{})
-			return err
-		})
-	}
-	must.Do(t, group.Wait())
 }
 
 // gone deletes the pods of a crowd, and waits until all addresses are free. One request for all would take longer than
@@ -69,32 +44,6 @@ func gone(t *testing.T, c *lab.Cluster, ns, name string) {
 }
 
 // letGo returns, of the pods of a crowd, the address that each was told when it was let go, and the pool that it is of.
-// The others are gated.
-func letGo(t *testing.T, c *lab.Cluster, ns, name string) (addrs map[string]netip.Addr, of map[string]string) {
-	t.Helper()
-	list, err := c.Client().CoreV1().Pods(ns).List(testContext(t), metav1.ListOptions{LabelSelector: "app=" + name})
-	must.Do(t, err)
-	addrs, of = map[string]netip.Addr{}, map[string]string{}
-	owner := map[netip.Addr]string{}
-	for i := range list.Items {
-		pod := &list.Items[i]
-		if isGated(pod) {
-			continue
-		}
-		var has []podpool.Address
-		must.Do(t, json.Unmarshal([]byte(pod.Annotations[v1alpha1.AnnotationAddresses]), &has))
-		if len(has) != 1 {
-			t.Fatalf("%s was let go with %+v", pod.Name, has)
-		}
-		addr := has[0].Prefix.Addr()
-		if was := owner[addr]; was != "" {
-			t.Errorf("%s and %s were both told %s", was, pod.Name, addr)
-		}
-		owner[addr], addrs[pod.Name], of[pod.Name] = pod.Name, addr, has[0].Pool
-	}
-	return addrs, of
-}
-
 // claimed collects the pools of the next n PodIPs, in the order in which these are created.
 func claimed(t *testing.T, c *lab.Cluster, n int) func() []string {
 	t.Helper()
@@ -344,17 +293,7 @@ func eachAtOnePlace(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 		}
 		return true
 	})
-	at := map[string][]string{}
-	for _, n := range c.Nodes {
-		out, err := n.Run(testContext(t), "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; for ns in /run/netns/*; do "+
-			"nsenter --net=$ns ip -o -4 addr show; done; true")
-		must.Do(t, err)
-		for word := range strings.FieldsSeq(string(out)) {
-			if addr, length, _ := strings.Cut(word, "/"); length == "16" && strings.HasPrefix(addr, "10.6.168.") {
-				at[addr] = append(at[addr], n.Name)
-			}
-		}
-	}
+	at := configuredAt(t, c, "10.6.168.", "16")
 	for addr, node := range want {
 		if !slices.Equal(at[addr], []string{node}) {
 			t.Errorf("%s is that of a pod on %s and configured at %v", addr, node, at[addr])

@@ -90,11 +90,11 @@ func (c *Cluster) needCalico(ctx context.Context) error {
 		return err
 	}
 	k.folder = dirs[calicoComponent.name]
-	module, err := moduleDir(ctx, calicoComponent.dir, "github.com/projectcalico/calico/node/cmd/calico-node")
+	manifests, err := calicoManifests(ctx)
 	if err != nil {
 		return err
 	}
-	if err := k.read(filepath.Join(module, "../../../manifests", manifest)); err != nil {
+	if err := k.read(filepath.Join(manifests, manifest)); err != nil {
 		return err
 	}
 	c.calico = k
@@ -244,4 +244,20 @@ func (n *ClusterNode) routeGateway() error {
 			Dst: network(netip.PrefixFrom(netip.MustParseAddr(calicoGateway), 32)),
 		})
 	})
+}
+
+// CalicoDefinitions returns the definitions of Calico's objects, as its manifests have them.
+func CalicoDefinitions(ctx context.Context) (string, error) {
+	folder, err := calicoManifests(ctx)
+	if err != nil {
+		return "", err
+	}
+	text, err := os.ReadFile(filepath.Join(folder, "crds.yaml"))
+	return string(text), err
+}
+
+// calicoManifests returns the folder of Calico's own manifests.
+func calicoManifests(ctx context.Context) (string, error) {
+	module, err := moduleDir(ctx, calicoComponent.dir, "github.com/projectcalico/calico/node/cmd/calico-node")
+	return filepath.Join(module, "../../../manifests"), err
 }

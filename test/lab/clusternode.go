@@ -249,6 +249,30 @@ func (n *ClusterNode) Reboot(ctx context.Context) error {
 	return n.Boot(ctx)
 }
 
+// cutFile is there while the node is cut off, with the filter from before.
+const cutFile = "/run/cut"
+
+// IsCutOff reports whether CutOff keeps the node from the control plane.
+func (n *ClusterNode) IsCutOff() bool { return exists(n.Path(cutFile)) }
+
+// CutOff keeps the node from the control plane, and from nobody else, or ends that, as a power loss does. Without a
+// route nothing is sent; without the filter, kubelet would still hear that its pods are deleted.
+func (n *ClusterNode) CutOff(ctx context.Context, off bool) error {
+	if n.Pid() == 0 {
+		return nil
+	}
+	const filter = "/proc/sys/net/ipv4/conf/all/rp_filter"
+	each := fmt.Sprintf("for a in %s %s; do ip route %%s blackhole $a/32 || exit 1; done; ", serverIP, serviceIP)
+	script := "[ ! -e " + cutFile + " ] || { " + fmt.Sprintf(each, "del") +
+		"cat " + cutFile + " > " + filter + " && rm " + cutFile + "; }"
+	if off {
+		script = "[ -e " + cutFile + " ] || { cat " + filter + " > " + cutFile + "; " + fmt.Sprintf(each, "add") +
+			"echo 1 > " + filter + "; }"
+	}
+	_, err := n.Run(ctx, "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; "+script+" && ip route flush cache")
+	return err
+}
+
 // LoadImage loads a docker-archive, a file of this machine, into the node.
 func (n *ClusterNode) LoadImage(ctx context.Context, archive string) error {
 	const inside = "/var/tmp/image.tar"

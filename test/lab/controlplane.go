@@ -172,17 +172,20 @@ func (c *Cluster) SaveEtcd(ctx context.Context, file string) error {
 	return copyFile(c.Control.Path(snapshot), file)
 }
 
-// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. The control plane is down meanwhile; kubelets,
-// agents and controllers are not told. args are for etcdutl snapshot restore: with --bump-revision and
-// --mark-compacted, which etcd's manual recommends for Kubernetes, watches notice; without them revisions run
-// backwards.
+// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. What runs of the control plane is down
+// meanwhile; kubelets, agents and controllers are not told. args are for etcdutl snapshot restore: with
+// --bump-revision and --mark-compacted, which etcd's manual recommends for Kubernetes, watches notice; without them
+// revisions run backwards.
 func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) error {
 	const snapshot = "/var/tmp/restore.db"
 	if err := copyFile(file, c.Control.Path(snapshot)); err != nil {
 		return err
 	}
-	services := []*Service{c.Scheduler, c.ControllerManager, c.APIServer, c.Etcd}
-	for _, s := range services {
+	var ran []*Service
+	for _, s := range []*Service{c.Scheduler, c.ControllerManager, c.APIServer, c.Etcd} {
+		if s.wanted() {
+			ran = append(ran, s)
+		}
 		if err := s.Stop(); err != nil {
 			return err
 		}
@@ -194,12 +197,17 @@ func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) 
 	if _, err := c.Control.Run(ctx, argv...); err != nil {
 		return err
 	}
-	return c.startControlPlane(ctx)
+	slices.Reverse(ran)
+	return startAll(ctx, ran)
 }
 
 // startControlPlane starts the services and waits for the API server.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
-	for _, s := range []*Service{c.Etcd, c.APIServer, c.ControllerManager, c.Scheduler} {
+	return startAll(ctx, []*Service{c.Etcd, c.APIServer, c.ControllerManager, c.Scheduler})
+}
+
+func startAll(ctx context.Context, services []*Service) error {
+	for _, s := range services {
 		if err := s.Start(ctx); err != nil {
 			return err
 		}

@@ -136,7 +136,7 @@ func (c *Cluster) upgrade(ctx context.Context, values map[string]any, args ...st
 }
 
 // WaitInstalled waits until agents and controllers match their specs and are ready, and containerd gets pod addresses
-// from stayput. Without agents (agent.enabled=false) it is the controllers alone.
+// from stayput, unless Calico's IPAM gives them. Without agents (agent.enabled=false) it is the controllers alone.
 func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	d, err := c.client.AppsV1().Deployments(SystemNamespace).Get(ctx, controllerWorkload, metav1.GetOptions{})
 	if err != nil {
@@ -150,8 +150,8 @@ func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	if err := c.WaitAgents(ctx); err != nil {
 		return err
 	}
-	if err := c.Controllers.WaitReady(ctx); err != nil {
-		return err
+	if err := c.Controllers.WaitReady(ctx); err != nil || c.options.Calico != nil {
+		return err // Calico's IPAM keeps giving the addresses
 	}
 	nodes := c.allNodes()
 	return together(len(nodes), func(i int) error { return nodes[i].waitStayput(ctx) })

@@ -140,6 +140,13 @@ func (s *Service) Process() *Process {
 	return s.p
 }
 
+// wanted reports whether the service was started and not stopped since.
+func (s *Service) wanted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.p != nil
+}
+
 func ended(p *Process) bool {
 	select {
 	case <-p.Done():

@@ -79,6 +79,8 @@ type api interface {
 	// WatchRouted tell only what [Keeper.placeOf] asks for.
 	Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (version string, err error)
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
+	// Version returns the version of the API server.
+	Version(ctx context.Context) (string, error)
 	// RoutedByCloud reports whether a cloud's router has the routes to the pods of this node.
 	RoutedByCloud(ctx context.Context) (bool, error)
 	// PodCIDRs returns those of this node, none if it has none. A Node that does not exist is an error.
@@ -317,6 +319,16 @@ func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interfa
 		return nil, fmt.Errorf("watching PodIPs: %w", err)
 	}
 	return newPodIPWatch(body), nil
+}
+
+// Version makes the cheapest list that shows etcd's revision: of one object, which need not exist.
+func (s *server) Version(ctx context.Context) (string, error) {
+	none := fields.OneTermEqualSelector(metav1.ObjectNameField, "none").String()
+	list := &v1alpha1.PodIPAuditList{}
+	if err := s.list(ctx, s.client.Get().Resource("podipaudits"), none, list); err != nil {
+		return "", fmt.Errorf("getting the resourceVersion of the API server: %w", err)
+	}
+	return list.ResourceVersion, nil
 }
 
 func (s *server) Off(ctx context.Context) (bool, error) {

@@ -357,3 +357,17 @@ func TestAListBringsWherePodsAre(t *testing.T) {
 		}
 	}
 }
+
+func TestTheVersionIsPastTheCaches(t *testing.T) {
+	c, got := serve(t, map[string]string{
+		"GET /apis/stayput.io/v1alpha1/podipaudits": `{"metadata":{"resourceVersion":"9"},"items":[]}`})
+	version, err := c.Version(t.Context())
+	check(t, err)
+	if version != "9" || strings.Contains((*got)[0], "resourceVersion=") {
+		t.Errorf("%s is version %s", (*got)[0], version)
+	}
+	c, _ = serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podipaudits": missing("podipaudits", "")})
+	if version, err := c.Version(t.Context()); err == nil {
+		t.Errorf("an API server without audits has version %s", version)
+	}
+}

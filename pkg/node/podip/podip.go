@@ -52,6 +52,7 @@ import (
 	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
@@ -84,6 +85,27 @@ type Options struct {
 	Serves func() bool
 	// Bridge returns the name of the bridge that pods of a network are on, empty if they are on none.
 	Bridge func(network string) string
+	// Kernel is nil for that of the node.
+	Kernel *Kernel
+}
+
+// Kernel is what a Keeper asks and tells the node's kernel. A benchmark that runs very many Keepers on one machine has
+// its own.
+type Kernel struct {
+	Observe func(context.Context) (*hostnet.View, error) // [hostnet.Observe]
+	Lives   func(ledger.Netns) (bool, error)             // [hostnet.Lives]
+	Down    func(ledger.Netns) error                     // [hostnet.Down]
+	Routes  Table
+}
+
+// Table is the routes of the node, a [route.Table].
+type Table interface {
+	Run(ctx context.Context)
+	Set(places map[netip.Addr]route.Place)
+	Put(a netip.Addr, p route.Place)
+	Delete(a netip.Addr)
+	SetNetwork(all []netip.Prefix)
+	Routes() int
 }
 
 // Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits. It wires the
@@ -112,7 +134,11 @@ type Keeper struct {
 // New returns a Keeper that does nothing before Run.
 func New(o Options) *Keeper {
 	k := newKeeper(o, &server{o.API, o.Node})
-	k.router.table = route.New(route.Options{Bound: k.router.here, Note: k.troubles.note})
+	if o.Kernel != nil {
+		k.router.table = o.Kernel.Routes
+	} else {
+		k.router.table = route.New(route.Options{Bound: k.router.here, Note: k.troubles.note})
+	}
 	o.Registry.MustRegister(k.metrics)
 	return k
 }
@@ -143,6 +169,10 @@ func newKeeper(o Options, api api) *Keeper {
 	k.router = newRouter(o)
 	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine
 	k.router.reporter, k.router.troubles = k.reporter, k.troubles
+	k.reporter.recalled = func() {
+		k.pods.enqueueAll()
+		k.router.relist()
+	}
 	k.checker = &checker{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, runtime: o.Runtime, serves: o.Serves, pods: k.pods,
 		follower: k.follower, machine: k.machine, router: k.router, troubles: k.troubles,

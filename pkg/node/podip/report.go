@@ -49,6 +49,7 @@ type reporter struct {
 	machine  *machine
 	troubles *troubles
 	now      wake.Signal // there may be something to report
+	recalled func()      // is called when PodIPs may be others
 
 	mu    sync.Mutex
 	audit *pool.Audit // nil if there is none, or it is not known
@@ -120,8 +121,7 @@ func (n *reporter) auditEvent(e watch.Event) error {
 	return nil
 }
 
-// setAudit records the audit, nil if there is none. When a recall begins or is over, PodIPs may be others: every pod is
-// queued.
+// setAudit records the audit, nil if there is none. When a recall begins or is over, PodIPs may be others.
 func (n *reporter) setAudit(o *v1alpha1.PodIPAudit) {
 	var audit *pool.Audit
 	if o != nil {
@@ -133,7 +133,7 @@ func (n *reporter) setAudit(o *v1alpha1.PodIPAudit) {
 	n.audit = audit
 	n.mu.Unlock()
 	if audit != nil && was != nil && audit.Term != was.Term {
-		n.pods.enqueueAll()
+		n.recalled()
 	}
 	n.now.Up()
 }

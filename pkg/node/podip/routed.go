@@ -45,7 +45,7 @@ type router struct {
 	machine  *machine
 	reporter *reporter
 	troubles *troubles
-	table    table // nil if the node routes nothing
+	table    Table // nil if the node routes nothing
 
 	// As Options has them.
 	subnets     func() []netip.Prefix
@@ -62,16 +62,6 @@ type router struct {
 	enabled  bool // whether the cluster has a pool of mode Routed
 	podCIDRs []netip.Prefix
 	again    func() // lists all PodIPs again, nil if they were never listed
-}
-
-// table is a [route.Table].
-type table interface {
-	Run(ctx context.Context)
-	Set(places map[netip.Addr]route.Place)
-	Put(a netip.Addr, p route.Place)
-	Delete(a netip.Addr)
-	SetNetwork(all []netip.Prefix)
-	Routes() int
 }
 
 func newRouter(o Options) *router {
@@ -158,10 +148,11 @@ func (r *router) work(ctx context.Context) {
 	wg.Wait()
 }
 
-// followRouted tells the routes where each routed address is.
+// followRouted tells the routes where each routed address is. The agents of all nodes watch all of them: if each made a
+// list of them after each watch, that alone would take an API server several processors.
 func (r *router) followRouted(ctx context.Context) {
 	r.troubles.follow(ctx, "routed", apiwatch.Loop{
-		What: "PodIPs", List: r.listRouted, Watch: r.api.WatchRouted, Event: r.routedEvent,
+		What: "PodIPs", List: r.listRouted, Watch: r.api.WatchRouted, Event: r.routedEvent, Version: r.api.Version,
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/test/must"
@@ -146,6 +147,32 @@ func TestRoutesFollowWhatTheClusterSays(t *testing.T) {
 		want("true 10.6.0.1 at " + two)
 		w.k.SetPools("")
 		want("false 10.6.0.1 at " + two)
+	})
+}
+
+func TestRoutesAreListedOnceAndWatchedFromThenOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.k.SetRouted(true)
+		w.pass(3*apiwatch.Timeout + time.Minute)
+		lists, watches := w.c.count("list routed"), w.c.count("watch routed")
+		if lists != 1 || watches != 4 {
+			t.Errorf("%d lists and %d watches, want 1 and 4", lists, watches)
+		}
+		w.c.endWatches()
+		w.pass(time.Minute)
+		if n := w.c.count("list routed"); n != 2 {
+			t.Errorf("%d lists, want one more after an error", n)
+		}
+
+		// A backup may have been restored: then a version says nothing.
+		w.c.putAudit(audit(3, 3))
+		w.pass(time.Second)
+		before := w.c.count("list routed")
+		w.c.putAudit(audit(9, 9))
+		w.pass(time.Second)
+		if n := w.c.count("list routed"); n != before+1 {
+			t.Errorf("%d lists as a recall begins, want one more than %d", n, before)
+		}
 	})
 }
 

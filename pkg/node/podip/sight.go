@@ -97,7 +97,7 @@ type machine struct {
 }
 
 func newMachine(o Options) *machine {
-	return &machine{
+	m := &machine{
 		runtime: o.Runtime, ledgers: o.Ledgers,
 		observe: func(ctx context.Context) (*hostnet.View, error) {
 			return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID())
@@ -105,6 +105,10 @@ func newMachine(o Options) *machine {
 		lives: func(ns ledger.Netns) (bool, error) { return hostnet.Lives(ns, o.Runtime.PID()) },
 		down:  hostnet.Down,
 	}
+	if k := o.Kernel; k != nil {
+		m.observe, m.lives, m.down = k.Observe, k.Lives, k.Down
+	}
+	return m
 }
 
 // see returns what is on the machine at a time after the call, with deep also the namespaces in which addresses are

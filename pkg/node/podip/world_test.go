@@ -252,6 +252,12 @@ func (c *cluster) WatchRouted(ctx context.Context, _ string) (watch.Interface, e
 	return c.watch(ctx, c.routedOf, "watch routed")
 }
 
+func (c *cluster) Version(context.Context) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strconv.Itoa(c.version), c.ask("get version")
+}
+
 // putRouted stores a PodIP of mode Routed of a pod on a node; an empty cidr: nobody has said where it is.
 func (c *cluster) putRouted(a netip.Addr, node, cidr string) {
 	c.mu.Lock()

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,8 +37,12 @@ const AnnotationAddresses = "cni.projectcalico.org/ipAddrs"
 // is an etcd of its own.
 var ErrNotServed = errors.New("the API server serves no IPAMBlocks of Calico")
 
-// groups are where Calico's objects may be. If both are served, the first one is stored and the second one a view of
-// it.
+// ErrLocked says that Calico's objects are being moved to the other API group: who has an address is not known until
+// one of the groups says that it is ready.
+var ErrLocked = errors.New("Calico's datastore is locked")
+
+// groups are where Calico's objects may be. If both are served, the second one is a view of the first, or the first one
+// is what an upgrade has left: see [IPAM.discover].
 var groups = []schema.GroupVersion{
 	{Group: "crd.projectcalico.org", Version: "v1"}, {Group: "projectcalico.org", Version: "v3"},
 }
@@ -50,9 +55,10 @@ type IPAM struct {
 	serves func(schema.GroupVersionKind) (bool, error)
 	now    func() time.Time
 
-	mu    sync.Mutex
-	gv    schema.GroupVersion
-	pools []ipPool // as they were read last
+	mu     sync.Mutex
+	gv     schema.GroupVersion
+	locked bool
+	pools  []ipPool // as they were read last
 }
 
 // New returns the IPAM of a cluster. The client must not read from a cache. serves asks the API server.
@@ -67,24 +73,51 @@ var ErrUnread = errors.New("Calico's configuration has not been read yet")
 func (i *IPAM) group() (schema.GroupVersion, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.gv.Empty() {
+	switch {
+	case i.gv.Empty():
 		return i.gv, ErrUnread
+	case i.locked:
+		return i.gv, ErrLocked
 	}
 	return i.gv, nil
 }
 
-// discover finds the API group of the objects. An upgrade of Calico may change it.
-func (i *IPAM) discover() (schema.GroupVersion, error) {
-	for _, gv := range groups {
-		served, err := i.serves(gv.WithKind("IPAMBlock"))
+// discover finds the API group of the objects. An upgrade of Calico may move them to the other one
+// (kube-controllers/pkg/controllers/migration, from Calico 3.32 on): it locks both groups, copies the objects, and
+// unlocks the second one. The first one stays locked until it is deleted, object by object. So of two groups that are
+// served, the one counts that says it is ready; if none does, the datastore is locked.
+func (i *IPAM) discover(ctx context.Context) (gv schema.GroupVersion, locked bool, err error) {
+	var silent bool
+	for _, group := range groups {
+		served, err := i.serves(group.WithKind("IPAMBlock"))
 		if err != nil {
-			return gv, fmt.Errorf("looking for Calico's IPAM: %w", err)
+			return gv, false, fmt.Errorf("looking for Calico's IPAM: %w", err)
 		}
-		if served {
-			return gv, nil
+		if !served {
+			continue
+		}
+		ready, says, err := i.ready(ctx, group)
+		if err != nil || ready {
+			return group, false, err
+		}
+		if silent = gv.Empty() && !says; gv.Empty() {
+			gv = group
 		}
 	}
-	return schema.GroupVersion{}, ErrNotServed
+	if gv.Empty() {
+		return gv, false, ErrNotServed
+	}
+	return gv, !silent, nil
+}
+
+// ready reports whether Calico may be used, by an API group that has its objects, and whether that group says so.
+func (i *IPAM) ready(ctx context.Context, gv schema.GroupVersion) (is, says bool, err error) {
+	info := object(gv, "ClusterInformation", "default")
+	if err := i.client.Get(ctx, client.ObjectKeyFromObject(info), info); client.IgnoreNotFound(err) != nil {
+		return false, false, fmt.Errorf("reading ClusterInformation default: %w", err)
+	}
+	is, says, _ = unstructured.NestedBool(info.Object, "spec", "datastoreReady")
+	return is, says, nil
 }
 
 func object(gv schema.GroupVersion, kind, name string) *unstructured.Unstructured {
@@ -159,7 +192,8 @@ func (i *IPAM) observe(ctx context.Context, a netip.Addr) (*unstructured.Unstruc
 	at := i.now() // before it is read
 	o := object(gv, "IPAMBlock", nameOf(netip.PrefixFrom(a, size).Masked()))
 	switch err := i.client.Get(ctx, client.ObjectKeyFromObject(o), o); {
-	case apierrors.IsNotFound(err):
+	// That the definition of blocks is gone says nothing of the block.
+	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		return nil, pool.Allocation{At: at}, nil
 	case err != nil:
 		return nil, pool.Allocation{}, fmt.Errorf("reading IPAMBlock %s: %w", o.GetName(), err)
@@ -238,6 +272,10 @@ func (i *IPAM) Free(ctx context.Context, a netip.Addr, was pool.Allocation) erro
 	if err != nil {
 		return err
 	}
+	gv := o.GroupVersionKind().GroupVersion()
+	if ready, says, err := i.ready(ctx, gv); err != nil || says && !ready { // a copy of the block would keep the address
+		return errors.Join(ErrLocked, err)
+	}
 	n := ordinal(b.CIDR, a)
 	if err := release(o, n); err != nil {
 		return fmt.Errorf("IPAMBlock %s: %w", o.GetName(), err)
@@ -245,7 +283,7 @@ func (i *IPAM) Free(ctx context.Context, a netip.Addr, was pool.Allocation) erro
 	if err := i.client.Update(ctx, o); err != nil {
 		return fmt.Errorf("freeing %s in IPAMBlock %s: %w", a, o.GetName(), err)
 	}
-	handle := object(o.GroupVersionKind().GroupVersion(), "IPAMHandle", strings.ToLower(was.Handle))
+	handle := object(gv, "IPAMHandle", strings.ToLower(was.Handle))
 	if err := i.client.Get(ctx, client.ObjectKeyFromObject(handle), handle); err != nil {
 		return nil
 	}

@@ -1,14 +1,21 @@
 package calico
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/stayput/stayput/test/must"
 )
@@ -126,5 +133,110 @@ func TestASubnetMustBeWholeBlocksOfOneIPPoolThatGivesThemOut(t *testing.T) {
 		if (is == "") != (c.says == "") || !strings.Contains(is, c.says) {
 			t.Errorf("%s: %q", name, is)
 		}
+	}
+}
+
+// ipamOf returns the IPAM of a cluster that serves these groups, each with what its ClusterInformation says: ready,
+// locked, or nothing. In each an address is allocated to a pod with the group's name, if it has blocks.
+func ipamOf(t *testing.T, says map[string]string, blocks bool) *IPAM {
+	t.Helper()
+	get := func(_ context.Context, _ client.WithWatch, key client.ObjectKey, o client.Object,
+		_ ...client.GetOption) error {
+		group := o.GetObjectKind().GroupVersionKind().Group
+		of := schema.GroupResource{Group: group, Resource: "ipamblocks"}
+		into := o.(*unstructured.Unstructured)
+		is, served := says[group]
+		switch {
+		case !served: // as an API server without the definition answers
+			return apierrors.NewGenericServerResponse(404, "get", of, key.Name, "404 page not found", 0, true)
+		case into.GetKind() == "ClusterInformation" && is != "":
+			return unstructured.SetNestedField(into.Object, is == "ready", "spec", "datastoreReady")
+		case into.GetKind() == "IPAMBlock" && blocks:
+			return into.UnmarshalJSON([]byte(strings.NewReplacer("crd.projectcalico.org/v1", into.GetAPIVersion(), "web-0",
+				group).Replace(aBlock)))
+		}
+		return apierrors.NewNotFound(of, key.Name)
+	}
+	list := func(_ context.Context, _ client.WithWatch, o client.ObjectList, _ ...client.ListOption) error {
+		into := o.(*unstructured.UnstructuredList)
+		if into.GetKind() == "IPPoolList" {
+			into.Items = []unstructured.Unstructured{{Object: map[string]any{"kind": "IPPool",
+				"spec": map[string]any{"cidr": "10.244.0.0/16", "blockSize": int64(30)}}}}
+		}
+		return nil
+	}
+	return New(interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{Get: get, List: list}),
+		func(gvk schema.GroupVersionKind) (bool, error) { _, served := says[gvk.Group]; return served, nil }, time.Now)
+}
+
+func TestTheGroupThatSaysItIsReadyCounts(t *testing.T) {
+	const v1, v3 = "crd.projectcalico.org", "projectcalico.org"
+	for name, c := range map[string]struct {
+		says map[string]string
+		want string // the group, or "locked"
+	}{
+		"as ever":                     {map[string]string{v1: "ready"}, v1},
+		"before Calico's first start": {map[string]string{v1: ""}, v1},
+		"locked":                      {map[string]string{v1: "locked"}, "locked"},
+		"native":                      {map[string]string{v3: "ready"}, v3},
+		"Calico's API server":         {map[string]string{v1: "ready", v3: "ready"}, v1},
+		"about to be moved":           {map[string]string{v1: "ready", v3: ""}, v1},
+		"being moved":                 {map[string]string{v1: "locked", v3: "locked"}, "locked"},
+		"being moved, and not there":  {map[string]string{v1: "locked", v3: ""}, "locked"},
+		"moved":                       {map[string]string{v1: "locked", v3: "ready"}, v3},
+		"the first one is deleted":    {map[string]string{v1: "", v3: "ready"}, v3},
+		"neither says so":             {map[string]string{v1: "", v3: ""}, "locked"},
+		"none":                        {nil, ErrNotServed.Error()},
+	} {
+		i := ipamOf(t, c.says, true)
+		config, err := i.Read(t.Context())
+		is, a := "", netip.MustParseAddr("10.244.240.1")
+		switch {
+		case err != nil:
+			is = err.Error()
+		case config.locked:
+			is = "locked"
+			if _, err := i.Observe(t.Context(), a); !errors.Is(err, ErrLocked) {
+				t.Errorf("%s: an address is looked at: %v", name, err)
+			}
+		default:
+			is = config.gv.Group
+			if has, err := i.Observe(t.Context(), a); err != nil || has.Pod != is {
+				t.Errorf("%s: %+v, %v", name, has, err)
+			}
+		}
+		if is != c.want {
+			t.Errorf("%s: %s, want %s", name, is, c.want)
+		}
+	}
+}
+
+// Blocks go with their definition, and Calico deletes the one group once the other one has them.
+func TestABlockWithoutADefinitionIsNotFree(t *testing.T) {
+	const v1 = "crd.projectcalico.org"
+	says := map[string]string{v1: "ready"}
+	i, a := ipamOf(t, says, false), netip.MustParseAddr("10.244.240.1")
+	_, err := i.Read(t.Context())
+	must.Do(t, err)
+	if is, err := i.Observe(t.Context(), a); err != nil || is.Handle != "" {
+		t.Errorf("without the block: %+v, %v", is, err)
+	}
+	delete(says, v1)
+	if is, err := i.Observe(t.Context(), a); err == nil {
+		t.Errorf("without the definition: %+v", is)
+	}
+}
+
+func TestNothingIsFreedInALockedDatastore(t *testing.T) {
+	const v1 = "crd.projectcalico.org"
+	says := map[string]string{v1: "ready"}
+	i, a := ipamOf(t, says, true), netip.MustParseAddr("10.244.240.1")
+	_, err := i.Read(t.Context())
+	must.Do(t, err)
+	is, err := i.Observe(t.Context(), a)
+	must.Do(t, err)
+	says[v1] = "locked"
+	if err := i.Free(t.Context(), a, is); !errors.Is(err, ErrLocked) {
+		t.Errorf("it was tried: %v", err)
 	}
 }

@@ -17,8 +17,12 @@ import (
 // LabelPool is the label of an IPReservation with the name of the PodIPPool that it is for.
 const LabelPool = "stayput.io/pool"
 
-// reservationPrefix begins the names of IPReservations that are for pools.
-const reservationPrefix = "stayput-"
+// reservationPrefix begins the names of IPReservations that are for pools. What follows is the name of the pool, whose
+// subnet it is, or SinglePrefix and the name of the PodIP of an address.
+const (
+	reservationPrefix = "stayput-"
+	SinglePrefix      = "ip-"
+)
 
 // ReserveSettles is how long after the reservation of a subnet an ADD may still be under way that has not seen it: the
 // plugin waits for its lock, and then up to 90 s (cni-plugin/pkg/ipamplugin).
@@ -109,11 +113,14 @@ type Config struct {
 
 // Read reads the configuration of Calico.
 func (i *IPAM) Read(ctx context.Context) (*Config, error) {
-	gv, err := i.discover()
+	gv, locked, err := i.discover(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := &Config{gv: gv}
+	i.mu.Lock()
+	i.gv, i.locked = gv, locked
+	i.mu.Unlock()
+	c := &Config{gv: gv, locked: locked}
 	if c.pools, err = i.ipPools(ctx, gv); err != nil {
 		return nil, err
 	}
@@ -129,17 +136,11 @@ func (i *IPAM) Read(ctx context.Context) (*Config, error) {
 		return nil, fmt.Errorf("reading %s default: %w", kind, err)
 	}
 	c.strict, _, _ = unstructured.NestedBool(config.Object, "spec", "strictAffinity")
-	info := object(gv, "ClusterInformation", "default")
-	if err := i.client.Get(ctx, client.ObjectKeyFromObject(info), info); client.IgnoreNotFound(err) != nil {
-		return nil, fmt.Errorf("reading ClusterInformation default: %w", err)
-	}
-	ready, says, _ := unstructured.NestedBool(info.Object, "spec", "datastoreReady")
-	c.locked = says && !ready
 	for _, kind := range []string{"IPPool", "IPReservation", kind, "ClusterInformation"} {
 		c.Kinds = append(c.Kinds, gv.WithKind(kind))
 	}
 	i.mu.Lock()
-	i.gv, i.pools = gv, c.pools
+	i.pools = c.pools
 	i.mu.Unlock()
 	return c, nil
 }
@@ -177,7 +178,7 @@ func (c *Config) Refuses(subnet netip.Prefix) string {
 	return ""
 }
 
-// Reserved returns since when a subnet has been reserved for a pool, the zero time if it is not.
+// Reserved returns since when a reservation of this name has been that of a subnet, the zero time if none is.
 func (c *Config) Reserved(name string, subnet netip.Prefix) time.Time {
 	o := c.reservation(name)
 	if o == nil || o.GetDeletionTimestamp() != nil {
@@ -200,40 +201,41 @@ func (c *Config) reservation(name string) *unstructured.Unstructured {
 	return &c.reservations[i]
 }
 
-// Reservations returns the names of the pools for which there are reservations.
-func (c *Config) Reservations() (pools []string) {
+// Reservations returns the names of the reservations that are for pools.
+func (c *Config) Reservations() (names []string) {
 	for n := range c.reservations {
-		if name := c.reservations[n].GetLabels()[LabelPool]; name != "" {
-			pools = append(pools, name)
+		name, ours := strings.CutPrefix(c.reservations[n].GetName(), reservationPrefix)
+		if ours && c.reservations[n].GetLabels()[LabelPool] != "" {
+			names = append(names, name)
 		}
 	}
-	return pools
+	return names
 }
 
-// Reserve reserves a subnet for a pool. A reservation of the name that says something else is replaced, so that its
-// time tells when this subnet was reserved.
-func (i *IPAM) Reserve(ctx context.Context, c *Config, name string, subnet netip.Prefix) error {
+// Reserve reserves a subnet for a pool, under a name. A reservation of the name that says something else is replaced,
+// so that its time tells when this subnet was reserved.
+func (i *IPAM) Reserve(ctx context.Context, c *Config, name, pool string, subnet netip.Prefix) error {
 	if c.reservation(name) != nil {
 		if err := i.Unreserve(ctx, c, name); err != nil {
 			return err
 		}
 	}
 	o := object(c.gv, "IPReservation", reservationPrefix+name)
-	o.SetLabels(map[string]string{LabelPool: name, "app.kubernetes.io/managed-by": "stayput"})
+	o.SetLabels(map[string]string{LabelPool: pool, "app.kubernetes.io/managed-by": "stayput"})
 	if err := unstructured.SetNestedStringSlice(o.Object, []string{subnet.String()}, "spec", "reservedCIDRs"); err != nil {
 		return err
 	}
 	if err := i.client.Create(ctx, o); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("reserving %s for pool %s: %w", subnet, name, err)
+		return fmt.Errorf("reserving %s for pool %s: %w", subnet, pool, err)
 	}
 	return nil
 }
 
-// Unreserve takes the reservation of a pool back.
+// Unreserve takes the reservation of a name back.
 func (i *IPAM) Unreserve(ctx context.Context, c *Config, name string) error {
 	err := i.client.Delete(ctx, object(c.gv, "IPReservation", reservationPrefix+name))
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("deleting the IPReservation of pool %s: %w", name, err)
+		return fmt.Errorf("deleting IPReservation %s: %w", reservationPrefix+name, err)
 	}
 	return nil
 }

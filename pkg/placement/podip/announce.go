@@ -101,6 +101,9 @@ func (c *announcer) tell(ctx context.Context, are has) error {
 	if are.calico != "" {
 		annotations[stayputv1alpha1.AnnotationCalicoSubnets] = are.calico
 	}
+	if are.unread { // what was told stands
+		delete(annotations, stayputv1alpha1.AnnotationCalicoSubnets)
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -57,6 +58,8 @@ func (c *follower) followsCalico(ctx context.Context) {
 			}
 		}
 		known, s := c.served == idle || c.served == serving, c.session
+		// Until PodIPs are known, so are no addresses that are reserved one by one.
+		known = known && (len(pools) == 0 || s != nil && s.ready)
 		c.unlock()
 		again := time.After(cluster.LookupEvery)
 		if known && (reserved || len(pools) > 0) {
@@ -112,13 +115,14 @@ func (c *follower) watchCalico(ctx context.Context, kinds []schema.GroupVersionK
 	return end
 }
 
-// settled reports whether pods get addresses of pools, and no ordinary pods have some, so that nothing is to be read
-// again unless Calico's configuration changes.
+// settled reports whether pods get addresses of pools, no ordinary pods have some, and no imported ones are to be
+// confirmed, so that nothing is to be read again unless Calico's configuration changes.
 func (c *follower) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool {
 	c.mu.Lock()
 	defer c.unlock()
 	for _, o := range pools {
-		if why, looked := c.unready[o.Name]; s == nil || !looked || why != "" || len(s.book.Strangers(o.Name)) > 0 {
+		why, looked := c.unready[o.Name]
+		if !looked || why != "" || len(s.book.Strangers(o.Name))+len(s.book.Unconfirmed(o.Name)) > 0 {
 			return false
 		}
 	}
@@ -143,8 +147,11 @@ func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1al
 		return nil, true, err
 	}
 	var errs []error
+	var kept []string
 	for _, o := range pools {
 		why, err := c.prepare(ctx, s, config, o)
+		singles, failed := c.adopt(ctx, s, config, o.Name, why == "" && err == nil)
+		kept, errs = append(append(kept, o.Name), singles...), append(errs, failed)
 		if err != nil && !apierrors.IsForbidden(err) {
 			errs = append(errs, err)
 			continue
@@ -155,7 +162,7 @@ func (c *follower) reserve(ctx context.Context, s *session, pools []*stayputv1al
 		c.setUnready(s, []*stayputv1alpha1.PodIPPool{o}, why)
 	}
 	for _, name := range config.Reservations() {
-		if slices.ContainsFunc(pools, func(o *stayputv1alpha1.PodIPPool) bool { return o.Name == name }) {
+		if slices.Contains(kept, name) || c.singleHeld(ctx, name) {
 			left = true
 		} else if err := c.ipam.Unreserve(ctx, config, name); err != nil {
 			left, errs = true, append(errs, err)
@@ -178,7 +185,7 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 		if why != "" && !c.inUse(s, o.Name) { // nothing to protect
 			return why, nil
 		}
-		if err := c.ipam.Reserve(ctx, config, o.Name, r.Subnet); err != nil {
+		if err := c.ipam.Reserve(ctx, config, o.Name, o.Name, r.Subnet); err != nil {
 			return "", err
 		}
 		since = c.now()
@@ -192,10 +199,7 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 		return fmt.Sprintf("its subnet was reserved in Calico's IPAM just now, and pods that are starting may still get "+
 			"addresses of it: wait until %s", since.Add(calico.ReserveSettles).UTC().Format(time.RFC3339)), nil
 	}
-	switch {
-	case s == nil:
-		return calico.ErrUnread.Error(), nil
-	case c.settled(s, o):
+	if c.settled(s, o) {
 		return "", nil
 	}
 	at := c.now()
@@ -209,13 +213,55 @@ func (c *follower) prepare(ctx context.Context, s *session, config *calico.Confi
 	return "", nil
 }
 
+// adopt reserves the addresses of a pool that are outside of its subnet: its pods had them before (kubectl stayput
+// import calico). It returns the names of their reservations. Once no ADD can be under way that began earlier, it finds
+// out by Calico's IPAM whether the pods have them.
+func (c *follower) adopt(ctx context.Context, s *session, config *calico.Config, name string, ready bool) (
+	reserved []string, err error) {
+	c.mu.Lock()
+	outside, unconfirmed := s.book.Outside(name), s.book.Unconfirmed(name)
+	c.unlock()
+	var errs []error
+	for _, a := range outside {
+		single, subnet := calico.SinglePrefix+stayputv1alpha1.PodIPName(a), netip.PrefixFrom(a, a.BitLen())
+		since := config.Reserved(single, subnet)
+		if since.IsZero() {
+			errs, since = append(errs, c.ipam.Reserve(ctx, config, single, name, subnet)), c.now()
+		}
+		if c.now().Sub(since) < calico.ReserveSettles {
+			unconfirmed = slices.DeleteFunc(unconfirmed, func(is netip.Addr) bool { return is == a })
+		}
+		reserved = append(reserved, single)
+	}
+	if !ready {
+		unconfirmed = nil
+	}
+	for _, a := range unconfirmed {
+		is, err := c.ipam.Observe(ctx, a)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		is.Reserved = true
+		c.mu.Lock()
+		s.book.SetAllocation(a, is)
+		c.enqueueLocked(pool.KeyOfAddress(a))
+		c.unlock()
+	}
+	return reserved, errors.Join(errs...)
+}
+
+// singleHeld reports whether a reservation is that of an address which has a PodIP, past the cache: another controller,
+// which leads by now, may know of it.
+func (c *follower) singleHeld(ctx context.Context, name string) bool {
+	name, single := strings.CutPrefix(name, calico.SinglePrefix)
+	return single && !apierrors.IsNotFound(c.live.Get(ctx, types.NamespacedName{Name: name}, &stayputv1alpha1.PodIP{}))
+}
+
 // inUse reports whether pods have addresses of a pool, or are promised some.
 func (c *follower) inUse(s *session, name string) bool {
 	c.mu.Lock()
 	defer c.unlock()
-	if s == nil {
-		return false
-	}
 	count := s.book.Count(name, c.now())
 	return count.Used+count.OutOfRange > 0
 }

@@ -81,6 +81,9 @@ func (s *session) setIPLocked(o *stayputv1alpha1.PodIP) {
 		return
 	}
 	s.book.SetPodIP(p)
+	if was == nil {
+		s.noteSingleLocked(&p)
+	}
 	if delete(s.expires, p.Addr); o.Status.Expires != nil {
 		s.expires[p.Addr] = o.Status.Expires.Time
 	}
@@ -93,7 +96,16 @@ func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 	s.setIPLocked(o)
 }
 
+// noteSingleLocked has an address outside of its pool's subnet reserved and told or, if it is about to go, no more.
+func (s *session) noteSingleLocked(p *pool.PodIP) {
+	if p != nil && p.Mode == pool.Calico && slices.Contains(s.book.Outside(p.Pool), p.Addr) {
+		signal(s.c.toReserve)
+		s.c.announce()
+	}
+}
+
 func (s *session) removeIPLocked(a netip.Addr) {
+	s.noteSingleLocked(s.book.PodIP(a))
 	s.book.RemovePodIP(a)
 	delete(s.expires, a)
 	delete(s.said, stayputv1alpha1.PodIPName(a))

@@ -125,22 +125,26 @@ func (c *state) announce() {
 }
 
 // has is which pools there are: served as agents are told of them, empty if there are none, and calico the subnets of
-// those of mode Calico.
+// those of mode Calico, and addresses outside of these. unread says that such addresses are not known yet.
 type has struct {
 	served, calico string
-	routed         bool
+	routed, unread bool
 }
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
-	served, some := stayputv1alpha1.ServedPools{Guard: c.guard}, false
+	served := stayputv1alpha1.ServedPools{Guard: c.guard}
 	var calico []string
 	for _, o := range c.pools {
-		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // of which no agent knows
+		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // agents know nothing of it, but answer an audit
 			calico = append(calico, o.Spec.Subnet)
+			if is.unread = c.session == nil || !c.session.ready; !is.unread {
+				for _, a := range c.session.book.Outside(o.Name) {
+					calico = append(calico, netip.PrefixFrom(a, a.BitLen()).String())
+				}
+			}
 			continue
 		}
-		some = true
 		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
 		if p, err := netip.ParsePrefix(o.Spec.Subnet); err == nil { // else it gives nothing
 			served.Subnets = append(served.Subnets, p.Masked())
@@ -149,7 +153,7 @@ func (c *state) hasLocked() (is has) {
 			served.Gateways = append(served.Gateways, a)
 		}
 	}
-	if some {
+	if len(c.pools) > 0 {
 		is.served = served.Text()
 	}
 	slices.Sort(calico)
@@ -171,6 +175,8 @@ func (c *state) open(s *session) {
 	defer c.unlock()
 	s.ready = true
 	s.book.WakeAll()
+	signal(c.toReserve)
+	c.announce()
 }
 
 // wakeAllLocked wakes everything, if there is a Book.

@@ -312,10 +312,7 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	var about pool.PodIP
 	switch w := w.(type) {
 	case pool.CreateIP:
-		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it
-			_ = c.observeAnyAllocation(ctx, s, about.Addr) // it is decided again anyway
-			signal(c.toReserve)                            // until that pod has it no more
-		}
+		about = w.PodIP
 	case pool.UpdateIP:
 		about = w.PodIP
 	case pool.StatusIP:
@@ -327,6 +324,13 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 			s.setAudit(r)
 		}
 		return
+	}
+	if about.Mode == pool.Calico { // another pod may have it
+		_ = c.observeAnyAllocation(ctx, s, about.Addr) // it is decided again anyway
+		signal(c.toReserve)                            // until that pod has it no more
+		c.mu.Lock()
+		c.enqueueLocked(pool.KeyOfAddress(about.Addr))
+		c.unlock()
 	}
 	c.refreshIP(ctx, s, about.Addr)
 }

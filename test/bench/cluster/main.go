@@ -53,6 +53,10 @@ var sections = []table.Section[*bench]{
 		About: "pods with addresses of a pool inside Calico's IPAM; only if asked for, since it builds Calico",
 	},
 	{Name: "scale", About: "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", Measure: measureScale},
+	{
+		Name: "fleet", Measure: measureFleet,
+		About: "5,000 agents without kernels, 100,000 pods, 20,000 of them of a routed pool",
+	},
 }
 
 // bench is shared by the sections.
@@ -76,8 +80,9 @@ func run() int {
 	names := table.Names(sections)
 	only := flag.String("only", "",
 		"comma-separated sections to measure: "+strings.Join(names, ",")+"; NAME=FACTOR gives one its own -scale")
-	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the section scale, of objects")
-	profiles := flag.String("profiles", "", "an existing folder for CPU profiles of the API server, in the section costs")
+	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the sections scale and fleet, of objects")
+	profiles := flag.String("profiles", "",
+		"an existing folder for CPU profiles of the API server, in the sections costs and fleet")
 	flag.Parse()
 	chosen, err := choose(names, *only, *scale)
 	if err != nil {

@@ -336,24 +336,25 @@ func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 	if err != nil {
 		return err
 	}
-	for _, kind := range []struct {
-		name string
-		list client.ObjectList
-		want int // without placed pods and the lab's nodes
-	}{
-		{"nodes", &corev1.NodeList{}, nodes}, {"StatefulSets", &appsv1.StatefulSetList{}, sets},
-		{"pods", &corev1.PodList{}, l.pods()}, {"RetainedIPs", &stayputv1alpha1.RetainedIPList{}, l.pods() + nodes},
-	} {
+	return l.has(ctx, map[client.ObjectList]int{ // without placed pods and the lab's nodes
+		&corev1.NodeList{}: nodes, &appsv1.StatefulSetList{}: sets, &corev1.PodList{}: l.pods(),
+		&stayputv1alpha1.RetainedIPList{}: l.pods() + nodes,
+	})
+}
+
+// has waits until the API server has so many objects of these kinds.
+func (l *landscape) has(ctx context.Context, want map[client.ObjectList]int) error {
+	for list, n := range want {
 		var has int64
 		err := until(ctx, "the API server to have all objects", func() (bool, error) {
-			err := l.client.List(ctx, kind.list, client.Limit(1))
-			if rest := kind.list.GetRemainingItemCount(); rest != nil {
+			err := l.client.List(ctx, list, client.Limit(1))
+			if rest := list.GetRemainingItemCount(); rest != nil {
 				has = *rest + 1
 			}
-			return has >= int64(kind.want), err
+			return has >= int64(n), err
 		})
 		if err != nil {
-			return fmt.Errorf("%d of %d %s: %w", has, kind.want, kind.name, err)
+			return fmt.Errorf("%d of %d in %T: %w", has, n, list, err)
 		}
 	}
 	return nil

@@ -334,12 +334,14 @@ type podEvent struct {
 	at   time.Time
 }
 
-// watchPods watches the pods of a namespace until ctx ends. The channel is closed when the watch ends for good; one
-// that the API server closed because this process read too slowly resumes where it was.
-func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEvent, error) {
+// watchPods watches the pods of a namespace, or those of them that options select, until ctx ends. The channel is
+// closed when the watch ends for good; one that the API server closed because this process read too slowly resumes
+// where it was.
+func (w *world) watchPods(ctx context.Context, namespace string, o ...client.ListOption) (<-chan podEvent, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	context.AfterFunc(w.life, cancel)
-	stream, err := w.client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace))
+	o = append(o, client.InNamespace(namespace))
+	stream, err := w.client.Watch(ctx, &corev1.PodList{}, o...)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -364,8 +366,8 @@ func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEven
 				return
 			}
 			say("the watch of namespace %s was cut", namespace)
-			stream, err = w.client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace),
-				&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+			stream, err = w.client.Watch(ctx, &corev1.PodList{},
+				append(o, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})...)
 			if err != nil {
 				say("the watch of namespace %s: %v", namespace, err)
 				return
