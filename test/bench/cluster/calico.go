@@ -26,8 +26,8 @@ const (
 	// calicoSection is measured only if it is asked for: what only clusters with Calico need takes minutes to build.
 	calicoSection = "calico"
 
-	calicoSubnet = "10.244.240.0/21" // of Calico's IPPool, in its blocks
-	calicoKept   = "10.244.244.0"    // the first address of those that are kept while the controllers rest
+	calicoSubnet = "10.244.248.0/21" // in Calico's IPPool; no node's tunnel has one of its addresses
+	calicoKept   = "10.244.252.0"    // the first address of those that are kept while the controllers rest
 	calicoPodIPs = 1000
 	calicoRest   = 2 * time.Minute
 	calicoCrowd  = 60 // pods of each StatefulSet, 20 a node
