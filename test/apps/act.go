@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stayput/stayput/test/lab"
@@ -107,7 +108,7 @@ const (
 
 const (
 	// maintenance is how long a node is away that is drained: longer than pods wait for it, unless they say how long.
-	maintenance = 90 * time.Second
+	maintenance = 3 * time.Minute
 	// startPatience is how long pods may take to run. A rollout that waits for a pod which never is Ready takes it all.
 	startPatience = 4 * time.Minute
 	// patience is how long an application may take to recover once its pods run: some seconds is what they need.
@@ -128,6 +129,9 @@ func (s *stage) acts(ctx context.Context, apps []app) (map[string]tally, error) 
 			played = append(slices.Clone(steps), lost)
 		}
 		for _, st := range played {
+			if !strings.Contains(st.title, s.step) {
+				continue
+			}
 			if !formed {
 				if err := s.deploy(ctx, a); err != nil {
 					return of, fmt.Errorf("%s: %w", a.name, err)

@@ -33,6 +33,7 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	only := flag.String("app", "", "only these applications, with commas in between, of "+names(apps))
+	happens := flag.String("step", "", "only the steps that have this in their title, such as drained")
 	flag.Parse()
 	if flag.Arg(0) == asMember {
 		fmt.Fprintln(os.Stderr, "apps:", serveRegistry())
@@ -51,7 +52,7 @@ func run() int {
 	// The lab closes its machines on the first two signals itself; here they end the waiting.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	ok, err := play(ctx, os.Stdout, chosen)
+	ok, err := play(ctx, os.Stdout, chosen, *happens)
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "apps: interrupted, the cluster is removed")
@@ -74,7 +75,7 @@ func names(apps []app) string {
 }
 
 // play plays the applications on one cluster, and reports whether each broke without stayput and did not with it.
-func play(ctx context.Context, out io.Writer, apps []app) (ok bool, err error) {
+func play(ctx context.Context, out io.Writer, apps []app, step string) (ok bool, err error) {
 	dir, remove, err := lab.TempDir("product")
 	if err != nil {
 		return false, err
@@ -88,7 +89,7 @@ func play(ctx context.Context, out io.Writer, apps []app) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	s := &stage{Cluster: c, out: out}
+	s := &stage{Cluster: c, out: out, step: step}
 	defer func() {
 		if (err != nil || !ok) && ctx.Err() == nil {
 			err = errors.Join(err, s.writeLogs())

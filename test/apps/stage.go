@@ -29,7 +29,8 @@ const (
 // stage is the cluster and what runs on it.
 type stage struct {
 	*lab.Cluster
-	out io.Writer
+	out  io.Writer
+	step string // is in the titles of the steps that are played
 
 	resolved []member // of the registry, as its clients remember them
 }
