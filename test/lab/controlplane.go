@@ -172,20 +172,22 @@ func (c *Cluster) SaveEtcd(ctx context.Context, file string) error {
 	return copyFile(c.Control.Path(snapshot), file)
 }
 
-// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. What runs of the control plane is down
-// meanwhile; kubelets, agents and controllers are not told. args are for etcdutl snapshot restore: with
-// --bump-revision and --mark-compacted, which etcd's manual recommends for Kubernetes, watches notice; without them
-// revisions run backwards.
+// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. The control plane is down meanwhile, and then
+// etcd and the API server run, and of the other services those that ran before. Kubelets, agents and controllers are
+// not told. args are for etcdutl snapshot restore: with --bump-revision and --mark-compacted, which etcd's manual
+// recommends for Kubernetes, watches notice; without them revisions run backwards.
 func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) error {
 	const snapshot = "/var/tmp/restore.db"
 	if err := copyFile(file, c.Control.Path(snapshot)); err != nil {
 		return err
 	}
-	var ran []*Service
-	for _, s := range []*Service{c.Scheduler, c.ControllerManager, c.APIServer, c.Etcd} {
+	run := []*Service{c.Etcd, c.APIServer}
+	for _, s := range []*Service{c.ControllerManager, c.Scheduler} {
 		if s.wanted() {
-			ran = append(ran, s)
+			run = append(run, s)
 		}
+	}
+	for _, s := range []*Service{c.Scheduler, c.ControllerManager, c.APIServer, c.Etcd} {
 		if err := s.Stop(); err != nil {
 			return err
 		}
@@ -197,8 +199,7 @@ func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) 
 	if _, err := c.Control.Run(ctx, argv...); err != nil {
 		return err
 	}
-	slices.Reverse(ran)
-	return startAll(ctx, ran)
+	return startAll(ctx, run)
 }
 
 // startControlPlane starts the services and waits for the API server.
