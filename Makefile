@@ -77,7 +77,7 @@ release-check: release ## dist/ made twice, and tried: registry, signatures, con
 	$(PINNED)/cosign tool cosign version
 	$(GO) test -count=1 -v -timeout 30m -tags release ./test/release -dist $(abspath $(DIST))
 	$(GO) test -count=1 -timeout 60m ./test/script -plugin $(abspath $(DIST))/bin/linux/arm64/stayput \
-		-emulator qemu-aarch64-static -skip another-machine-has
+		-emulator qemu-aarch64-static -skip TestStories/another-machine-has
 	$(GO) build -o bin/compat ./test/compat
 	bin/compat -k8s=1.37 -release=$(DIST)
 

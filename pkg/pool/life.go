@@ -41,8 +41,8 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 // ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
 // back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
-	plan := Plan{Reason: whyRecalled}
-	if !b.stale && !b.audit.Recalling { // else another Book reviews all; Recall says which nodes it waits for
+	plan := recall{&b.facts, now}.missing()
+	if plan.Reason == "" {
 		d := reviewing{facts: &b.facts, addr: a, ip: b.ips[a], now: now, wanted: wanted}
 		if d.ip != nil {
 			d.pod = b.pods[d.ip.PodUID]
