@@ -25,6 +25,9 @@ import (
 // Timeout bounds a watch.
 const Timeout = 10 * time.Minute
 
+// longest bounds a list, and a watch that the API server does not end.
+const longest = Timeout + time.Minute
+
 // Loop lists and watches. Its functions are called one at a time.
 type Loop struct {
 	What string // is watched, for people
@@ -108,11 +111,13 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 	listed := time.Now()
 	var goneOn atomic.Bool
 	again := func() { cancel(errAgain) }
-	version, err := l.List(ctx, Cycle{Interrupted: interrupted, Again: again, Doubt: func() {
+	listing, stop := context.WithTimeout(ctx, longest)
+	version, err := l.List(listing, Cycle{Interrupted: interrupted, Again: again, Doubt: func() {
 		if goneOn.Load() {
 			again()
 		}
 	}})
+	stop()
 	for err == nil && time.Since(listed) < listEvery {
 		begun := time.Now()
 		version, err = l.watch(ctx, version, healthy)
@@ -132,7 +137,7 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 
 // watch watches from a version on until that ends, and returns the version up to which all is known.
 func (l *Loop) watch(ctx context.Context, version string, healthy func()) (string, error) {
-	ctx, stop := context.WithTimeout(ctx, Timeout+time.Minute)
+	ctx, stop := context.WithTimeout(ctx, longest)
 	defer stop()
 	w, err := l.Watch(ctx, version)
 	if err != nil {

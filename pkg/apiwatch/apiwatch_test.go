@@ -17,6 +17,7 @@ import (
 // server is an API server, and what a loop was told of it.
 type server struct {
 	err    error // of lists
+	hangs  bool  // lists do, until their context ends
 	w      *watch.RaceFreeFakeWatcher
 	cycles []Cycle
 	events []watch.EventType
@@ -31,8 +32,12 @@ func follow(t *testing.T, s *server, test func()) {
 	synctest.Test(t, func(t *testing.T) {
 		loop := Loop{
 			What: "things",
-			List: func(_ context.Context, c Cycle) (string, error) {
+			List: func(ctx context.Context, c Cycle) (string, error) {
 				s.cycles = append(s.cycles, c)
+				if s.hangs {
+					<-ctx.Done()
+					return "", ctx.Err()
+				}
 				return "7", s.err
 			},
 			Watch: func(ctx context.Context, version string) (watch.Interface, error) {
@@ -133,6 +138,17 @@ func TestErrorsAreNotedAndTriedAgainEverLater(t *testing.T) {
 		pass(10 * time.Millisecond)
 		if last := s.notes[len(s.notes)-1]; last != down {
 			t.Errorf("an object that cannot be taken over is noted as %v", last)
+		}
+	})
+}
+
+func TestAListThatHangsIsMadeAgain(t *testing.T) {
+	s := &server{hangs: true}
+	follow(t, s, func() {
+		s.hangs = false
+		pass(longest + 5*time.Second)
+		if len(s.cycles) != 2 || len(s.from) != 1 {
+			t.Errorf("%d lists and %d watches, want a second list and a watch", len(s.cycles), len(s.from))
 		}
 	})
 }
