@@ -172,14 +172,13 @@ func (d recall) missing() Plan {
 	case !d.audit.Recalling:
 		return Plan{}
 	}
-	if f := d.answered(whyRecalled); f.Verdict != Yes {
+	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
+		"every node is asked first which addresses it has"
+	if f := d.answered(why); f.Verdict != Yes {
 		return Plan{Reason: f.Reason, Remedy: f.Remedy, Contact: f.Contact, Until: f.Until}
 	}
-	return Plan{Reason: whyRecalled}
+	return Plan{Reason: why}
 }
-
-const whyRecalled = "the API server's data may have been restored from a backup, or no controller ran for a while, " +
-	"so that every node is asked first which addresses it has"
 
 // answered reports whether each node has answered.
 func (d recall) answered(why string) Finding {
