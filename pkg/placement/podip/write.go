@@ -312,7 +312,9 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	var about pool.PodIP
 	switch w := w.(type) {
 	case pool.CreateIP:
-		about = w.PodIP
+		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it: until that is over, it is looked at
+			defer signal(c.toReserve)
+		}
 	case pool.UpdateIP:
 		about = w.PodIP
 	case pool.StatusIP:
@@ -327,7 +329,6 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	}
 	if about.Mode == pool.Calico { // another pod may have it
 		_ = c.observeAnyAllocation(ctx, s, about.Addr) // it is decided again anyway
-		signal(c.toReserve)                            // until that pod has it no more
 		c.mu.Lock()
 		c.enqueueLocked(pool.KeyOfAddress(about.Addr))
 		c.unlock()
