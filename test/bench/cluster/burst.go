@@ -30,7 +30,7 @@ func measureBurst(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	o := objectsOnly
 	// The scheduler's default limit of 50 requests per second would slow it down.
 	o.SchedulerArgs = []string{"--kube-api-qps=100000", "--kube-api-burst=100000"}
-	w, err := b.startInstalled(ctx, o, replicas)
+	w, err := b.startInstalled(ctx, o, twoControllers)
 	if err != nil {
 		return nil, err
 	}

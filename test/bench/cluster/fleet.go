@@ -79,13 +79,8 @@ type fleet struct {
 }
 
 func measureFleet(ctx context.Context, b *bench) (rows []table.Row, err error) {
-	o := objectsOnly
-	o.Product, o.IPAM = b.product, "stayput"
-	w, err := b.start(ctx, o)
+	w, err := b.startInstalled(ctx, objectsOnly, lab.ProcessOptions{Controllers: 1, Pools: true})
 	if err != nil {
-		return nil, err
-	}
-	if err := w.install(ctx, lab.ProcessOptions{Controllers: 1, Pools: true}); err != nil {
 		return nil, err
 	}
 	defer func() { err = w.end(ctx, err) }()

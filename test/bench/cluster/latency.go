@@ -49,7 +49,7 @@ func (w *world) gone(ctx context.Context, events <-chan podEvent, pod *corev1.Po
 }
 
 func measureLatency(ctx context.Context, b *bench) (rows []table.Row, err error) {
-	w, err := b.startInstalled(ctx, objectsOnly, replicas)
+	w, err := b.startInstalled(ctx, objectsOnly, twoControllers)
 	if err != nil {
 		return nil, err
 	}

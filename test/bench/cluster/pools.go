@@ -70,13 +70,8 @@ func (w *world) allFree(ctx context.Context) error {
 
 // measureGiving measures the controller, on a cluster whose pods run nowhere.
 func measureGiving(ctx context.Context, b *bench) (rows []table.Row, err error) {
-	o := objectsOnly
-	o.Product, o.IPAM = b.product, "stayput"
-	w, err := b.start(ctx, o)
+	w, err := b.startInstalled(ctx, objectsOnly, lab.ProcessOptions{Controllers: 1, Pools: true})
 	if err != nil {
-		return nil, err
-	}
-	if err := w.install(ctx, lab.ProcessOptions{Controllers: 1, Pools: true}); err != nil {
 		return nil, err
 	}
 	defer func() { err = w.end(ctx, err) }()

@@ -101,7 +101,7 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 		{
 			name: "stayput",
 			start: func(ctx context.Context) (*world, error) {
-				return b.startInstalled(ctx, lab.ClusterOptions{}, replicas)
+				return b.startInstalled(ctx, lab.ClusterOptions{}, twoControllers)
 			},
 			set: lab.Workload{
 				Name: "web", Replicas: crowd, Annotations: map[string]string{"stayput.io/retain-ip": "10m"},

@@ -100,7 +100,7 @@ type figures struct {
 }
 
 func measureScale(ctx context.Context, b *bench) (rows []table.Row, err error) {
-	w, err := b.startInstalled(ctx, objectsOnly, 1)
+	w, err := b.startInstalled(ctx, objectsOnly, lab.ProcessOptions{Controllers: 1})
 	if err != nil {
 		return nil, err
 	}

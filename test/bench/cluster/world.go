@@ -67,14 +67,17 @@ const replicas = 2
 
 // startInstalled starts a cluster and installs stayput as processes: they are measured without containers and kubelets,
 // which some benchmarks stop.
-func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, controllers int) (*world, error) {
+func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, p lab.ProcessOptions) (*world, error) {
 	o.Product, o.IPAM = b.product, "stayput"
 	w, err := b.start(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	return w, w.install(ctx, lab.ProcessOptions{Controllers: controllers})
+	return w, w.install(ctx, p)
 }
+
+// twoControllers are an installation without pools.
+var twoControllers = lab.ProcessOptions{Controllers: replicas}
 
 // install installs stayput as processes. On an error it ends the cluster.
 func (w *world) install(ctx context.Context, o lab.ProcessOptions) error {
@@ -95,7 +98,7 @@ func (w *world) install(ctx context.Context, o lab.ProcessOptions) error {
 // startObjects starts a cluster in which pods do not run, with stayput or without.
 func (b *bench) startObjects(ctx context.Context, installed bool) (*world, error) {
 	if installed {
-		return b.startInstalled(ctx, objectsOnly, replicas)
+		return b.startInstalled(ctx, objectsOnly, twoControllers)
 	}
 	return b.start(ctx, objectsOnly)
 }

@@ -124,7 +124,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []table.Row, err error) 
 	w, err := b.startInstalled(ctx, lab.ClusterOptions{
 		APIServerArgs: []string{"--audit-policy-file=" + auditPolicyFile, "--audit-log-path=" + auditLog},
 		ControlFiles:  map[string][]byte{auditPolicyFile: []byte(auditPolicy)},
-	}, replicas)
+	}, twoControllers)
 	if err != nil {
 		return nil, err
 	}
