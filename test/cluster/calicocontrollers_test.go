@@ -260,7 +260,7 @@ func TestCalicoIPAMsAddressesOutliveARestore(t *testing.T) {
 		}
 	}
 	if taken == 0 {
-		t.Error("nobody has an address that a pod of the backup has")
+		t.Error("no pod has an address that a pod of the backup has")
 	}
 	before := w.pods
 	all()

@@ -238,7 +238,7 @@ func broken(t *testing.T, set func(ctx context.Context, broken bool) error) (men
 	return mend
 }
 
-// cutOff keeps a node from the control plane, and from nobody else, until the returned function is called.
+// cutOff cuts a node off from the control plane alone, until the returned function is called.
 func cutOff(t *testing.T, n *lab.ClusterNode) (mend func()) {
 	t.Helper()
 	return broken(t, n.CutOff)

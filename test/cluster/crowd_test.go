@@ -57,7 +57,7 @@ func letGo(t *testing.T, c *lab.Cluster, ns, name string) (addrs map[string]neti
 		var has []podpool.Address
 		must.Do(t, json.Unmarshal([]byte(pod.Annotations[v1alpha1.AnnotationAddresses]), &has))
 		if len(has) != 1 {
-			t.Fatalf("%s was let go with %+v", pod.Name, has)
+			t.Fatalf("%s was ungated with %+v", pod.Name, has)
 		}
 		addr := has[0].Prefix.Addr()
 		if was := owner[addr]; was != "" {

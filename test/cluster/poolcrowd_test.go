@@ -197,7 +197,7 @@ func TestManyPodsAtOnceGetAddressesOfPools(t *testing.T) {
 			}
 		}
 		if taken == 0 {
-			t.Error("nobody has an address that a pod of the backup has")
+			t.Error("no pod has an address that a pod of the backup has")
 		}
 		deletePods(t, c, ns, "web")
 		half := map[string]*corev1.Pod{}

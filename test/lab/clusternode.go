@@ -255,8 +255,8 @@ const cutFile = "/run/cut"
 // IsCutOff reports whether CutOff keeps the node from the control plane.
 func (n *ClusterNode) IsCutOff() bool { return exists(n.Path(cutFile)) }
 
-// CutOff keeps the node from the control plane, and from nobody else, or ends that, as a power loss does. Without a
-// route nothing is sent; without the filter, kubelet would still hear that its pods are deleted.
+// CutOff cuts the node off from the control plane alone, or ends that, as a power loss does. Without a route nothing is
+// sent; without the filter, kubelet would still hear that its pods are deleted.
 func (n *ClusterNode) CutOff(ctx context.Context, off bool) error {
 	if n.Pid() == 0 {
 		return nil

@@ -197,7 +197,7 @@ func TestTheGroupThatSaysItIsReadyCounts(t *testing.T) {
 		case config.locked:
 			is = "locked"
 			if _, err := i.Observe(t.Context(), a); !errors.Is(err, ErrLocked) {
-				t.Errorf("%s: an address is looked at: %v", name, err)
+				t.Errorf("%s: an address is observed: %v", name, err)
 			}
 		default:
 			is = config.gv.Group

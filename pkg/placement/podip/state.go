@@ -134,11 +134,13 @@ type has struct {
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
 	served := stayputv1alpha1.ServedPools{Guard: c.guard}
+	known := c.session != nil && c.session.ready // which PodIPs there are
 	var calico []string
 	for _, o := range c.pools {
 		if o.Spec.Mode == stayputv1alpha1.ModeCalico { // agents know nothing of it, but answer an audit
 			calico = append(calico, o.Spec.Subnet)
-			if is.unread = c.session == nil || !c.session.ready; !is.unread {
+			is.unread = !known
+			if known {
 				for _, a := range c.session.book.Outside(o.Name) {
 					calico = append(calico, netip.PrefixFrom(a, a.BitLen()).String())
 				}

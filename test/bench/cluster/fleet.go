@@ -224,7 +224,7 @@ func (f *fleet) spend(ctx context.Context, name string, do func() error) (s spen
 	return s, nil
 }
 
-// profile writes CPU profiles of the API server and of this process, if that is asked for, until it is told to end.
+// profile writes CPU profiles of the API server and of this process until end is called, if there is a folder for them.
 func (f *fleet) profile(ctx context.Context, name string) (end func() error, err error) {
 	if f.profiles == "" {
 		return func() error { return nil }, nil

@@ -181,7 +181,7 @@ func (a *agent) says(name string, r *http.Request) {
 	}
 }
 
-// routes stands for the agent's table of routes and counts what it is told.
+// routes takes the place of the agent's table of routes, and counts its changes.
 type routes struct{ a *agent }
 
 func (r routes) Run(ctx context.Context)   { <-ctx.Done() }
