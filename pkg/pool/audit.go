@@ -146,10 +146,10 @@ func (r Audit) ask(about UID, now time.Time) WriteAudit {
 	return WriteAudit{Audit: r}
 }
 
-// askFor asks all nodes for the pod of an address, which is gone.
+// askFor asks all nodes for the pod of an address, which has ended: they bar it.
 func (r Audit) askFor(p *PodIP, now time.Time) Write {
 	w := r.ask(p.PodUID, now)
-	w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
+	w.If = Situation{IP: p}.over()
 	return w
 }
 

@@ -24,7 +24,7 @@ func NewBook(r Audit) *Book {
 			audit: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
 			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
 			pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
-			unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
+			unbound: map[UID]struct{}{}, ending: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
 			reports: map[string]Report{}, held: map[UID][]string{}, allocations: map[netip.Addr]Allocation{},
 			contacts: map[string]contact{},
 		},
@@ -154,6 +154,9 @@ func (b *Book) SetPod(p Pod) {
 	if delete(b.unbound, p.UID); p.isUnbound() {
 		b.unbound[p.UID] = struct{}{}
 	}
+	if p.Ending && slices.ContainsFunc(p.Assigned, func(a Address) bool { return a.Mode == Calico }) {
+		b.ending[p.UID] = struct{}{}
+	}
 	name := Owner{Namespace: p.Namespace, Pod: p.Name}
 	if other := b.pods[b.named[name]]; other == nil || !p.Created.Before(other.Created) {
 		b.named[name] = p.UID
@@ -190,9 +193,13 @@ func (b *Book) untell(p *Pod) {
 	forget(b.runs, p.ReportedIP)
 }
 
-// RemovePod takes out a pod that the cluster has no more. final says that its last state is the state that was put in
-// last.
-func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
+// DatePods notes a version of the cluster's pods that was read past the caches, and a time before that: a pod whose
+// deletion is newer existed then.
+func (b *Book) DatePods(version string, before time.Time) { b.dated = dated{version, before} }
+
+// RemovePod takes out a pod that the cluster has no more. version is that of its deletion, empty if its watch was
+// interrupted: then its last state need not be the one that was put in last.
+func (b *Book) RemovePod(uid UID, version string, now time.Time) {
 	p := b.pods[uid]
 	if p == nil {
 		return
@@ -207,6 +214,7 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 		delete(b.named, name)
 	}
 	delete(b.unbound, uid)
+	delete(b.ending, uid)
 	b.wakeBorne(p)
 	if len(b.ends) >= endsMost {
 		oldest := slices.SortedFunc(maps.Keys(b.ends), func(x, y UID) int { return b.ends[x].At.Compare(b.ends[y].At) })
@@ -214,8 +222,12 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 			delete(b.ends, old)
 		}
 	}
-	b.ends[uid] = End{Node: p.Node, Final: final, Started: p.Terminal || p.ReportedIP.IsValid(),
+	end := End{Node: p.Node, Final: version != "", Started: p.Terminal || p.ReportedIP.IsValid(),
 		Predates: b.audit.predates(p), At: now}
+	if end.Final && Newer(version, b.dated.version) {
+		end.After = b.dated.before
+	}
+	b.ends[uid] = end
 }
 
 // SetNamespace puts the labels of a namespace in, for its pods that wait.

@@ -153,8 +153,13 @@ func (f *facts) ToObserve(a netip.Addr) bool {
 const observedGood = 10 * time.Second
 
 // deletedBy is how long after a pod's end its address can only have been freed by the DEL of its own node: no garbage
-// collection of Calico's runs so soon. A grace period shorter than this makes Calico itself unsafe.
+// collection of Calico's runs so soon. A grace period shorter than this makes Calico itself unsafe. It is counted from
+// when the pod is known to have existed, since its end may be heard of late.
 const deletedBy = 20 * time.Second
+
+// DateEvery is how often the version of the cluster's pods is to be read while [facts.Ending]: of a pod that takes
+// longer to end than deletedBy, too, it is then known how long ago it existed.
+const DateEvery = deletedBy / 4
 
 // addWithin is how long an ADD may be under way that has read its pod before that was deleted: it waits for the
 // plugin's lock, then up to 90 s for the API server. If it allocates the address once that is another pod's, and its
@@ -194,7 +199,7 @@ func fenceCalico(s Situation) Finding {
 	case s.Pod != nil:
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s still exists", name)}
 	}
-	a, end := s.Allocation, s.ended()
+	a := s.Allocation
 	if a == nil || s.Now.Sub(a.At) > observedGood {
 		return Finding{Verdict: Wait, Reason: "Calico's IPAM has not been asked yet"}
 	}
@@ -212,7 +217,7 @@ func fenceCalico(s Situation) Finding {
 		}
 		return f
 	case node != "":
-		return fenceFreed(s, name, node, end)
+		return fenceFreed(s, name, node)
 	case known && p.saidOn() == "":
 		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name), If: s.podGone()}
 	}
@@ -305,7 +310,7 @@ func fenceAllocated(s Situation, name string) Finding {
 }
 
 // fenceFreed is for an address that is free by Calico's IPAM, and whose pod was on this node.
-func fenceFreed(s Situation, name, node string, end time.Time) Finding {
+func fenceFreed(s Situation, name, node string) Finding {
 	a := s.Allocation
 	n, exists := s.Nodes[node]
 	switch {
@@ -314,7 +319,7 @@ func fenceFreed(s Situation, name, node string, end time.Time) Finding {
 	case !n.Ready:
 		return Finding{Verdict: Never, Remedy: offRemedy, Reason: fmt.Sprintf("Calico may have freed the address of pod %s, "+
 			"which may still run on node %s, which is not Ready", name, node)}
-	case s.started() && !end.IsZero() && !s.End.Predates && a.Since.Sub(end) < deletedBy && n.ReadySince.Before(end):
+	case s.started() && s.deletedSoon() && n.ReadySince.Before(s.End.After):
 		return Finding{Reason: fmt.Sprintf("node %s has freed the address of pod %s", node, name)}
 	}
 	since := a.Since
@@ -330,6 +335,11 @@ func fenceFreed(s Situation, name, node string, end time.Time) Finding {
 	}
 	return Finding{Verdict: Wait, Contact: []string{node}, Until: s.Now.Add(contactEvery), Reason: fmt.Sprintf(
 		"the address of pod %s is free, and node %s has to be in contact until that counts", name, node)}
+}
+
+// deletedSoon reports whether the address was free so soon after the pod existed that its node must have freed it.
+func (s Situation) deletedSoon() bool {
+	return s.End != nil && !s.End.Predates && !s.End.After.IsZero() && s.Allocation.Since.Sub(s.End.After) < deletedBy
 }
 
 // takeoverWithin is how long a pod is waited for that takes over the address of one that has ended: then the end itself

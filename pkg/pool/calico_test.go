@@ -20,7 +20,8 @@ func fencing(change ...func(*Situation)) Situation {
 		Nodes: map[string]Node{"node-1": {Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true}},
 		IP: &PodIP{Addr: netip.MustParseAddr("10.244.240.1"), Mode: Calico, Namespace: "default", PodName: "web-0",
 			PodUID: "old", StatusUID: "old", Phase: Bound, Node: "node-1"},
-		End:        &End{Node: "node-1", Final: true, Started: true, At: noon.Add(-time.Second)},
+		End: &End{Node: "node-1", Final: true, Started: true, After: noon.Add(-2 * time.Second),
+			At: noon.Add(-time.Second)},
 		Allocation: &Allocation{At: noon, Since: noon},
 		Contacts:   map[string]contact{},
 	}
@@ -55,7 +56,9 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 	restored := func(s *Situation) { s.End.Predates = true }
 	retained := func(s *Situation) { s.IP.Phase = Retained }
 	nowhere := func(s *Situation) { s.End.Node, s.IP.Node = "", "" }
-	late := func(s *Situation) { s.End.At = noon.Add(-time.Minute) }
+	late := func(s *Situation) { s.End.After, s.End.At = noon.Add(-time.Minute), noon.Add(-time.Minute) }
+	heardLate := func(s *Situation) { s.End.After = noon.Add(-time.Minute) }
+	undated := func(s *Situation) { s.End.After = time.Time{} }
 	unseen := func(s *Situation) { s.End = nil }
 	unstarted := func(s *Situation) { s.End.Started, s.IP.Phase, s.IP.StatusUID = false, "", "" }
 	since := func(d time.Duration) func(*Situation) {
@@ -70,15 +73,17 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 		frees   bool
 		says    string
 	}{
-		"free at once":                    {nil, Yes, false, "has freed the address"},
-		"not asked":                       {with{unasked}, Wait, false, "not been asked"},
-		"asked long ago":                  {with{stale}, Wait, false, "not been asked"},
-		"the pod exists, and failed":      {with{failed}, Wait, false, "still exists"},
-		"free, and the node is lost":      {with{lost}, Never, false, "Calico may have freed"},
-		"free, and the node is off":       {with{off}, Yes, false, "out of service"},
-		"free, and deleted":               {with{deleted}, Yes, false, "is deleted"},
-		"free, but it predates a restore": {with{restored}, Wait, false, "has to be in contact"},
-		"free late":                       {with{late}, Wait, false, "has to be in contact"},
+		"free at once":                            {nil, Yes, false, "has freed the address"},
+		"not asked":                               {with{unasked}, Wait, false, "not been asked"},
+		"asked long ago":                          {with{stale}, Wait, false, "not been asked"},
+		"the pod exists, and failed":              {with{failed}, Wait, false, "still exists"},
+		"free, and the node is lost":              {with{lost}, Never, false, "Calico may have freed"},
+		"free, and the node is off":               {with{off}, Yes, false, "out of service"},
+		"free, and deleted":                       {with{deleted}, Yes, false, "is deleted"},
+		"free, but it predates a restore":         {with{restored}, Wait, false, "has to be in contact"},
+		"free late":                               {with{late}, Wait, false, "has to be in contact"},
+		"free late, and its end is heard of late": {with{heardLate}, Wait, false, "has to be in contact"},
+		"and it is not known how late":            {with{undated}, Wait, false, "has to be in contact"},
 		"free late, contact before": {with{late, since(20 * time.Second), contacted(30 * time.Second)},
 			Wait, false, "in contact"},
 		"free late, contact since": {with{late, since(20 * time.Second), contacted(10 * time.Second)},
@@ -119,13 +124,38 @@ func TestWhatCalicoSaidBeforeThePodsEndSaysNothing(t *testing.T) {
 	b.SetPodIP(PodIP{Addr: a, Version: "1", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u"})
 	b.SetAllocation(a, Allocation{At: noon})
 	b.SetPod(Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Created: noon})
-	b.RemovePod("u", true, noon)
+	b.DatePods("99", noon)
+	b.RemovePod("u", "100", noon)
 	if f := b.Fence(b.PodIP(a), noon); f.Verdict == Yes || !b.ToObserve(a) {
 		t.Errorf("%+v", f)
 	}
 	b.SetAllocation(a, Allocation{At: noon})
 	if f := b.Fence(b.PodIP(a), noon); f.Verdict != Yes {
 		t.Errorf("asked since: %+v", f)
+	}
+}
+
+// A controller may hear of a pod's end when Calico's garbage collection has long freed its address. When that was at
+// the earliest, the version of its deletion tells.
+func TestAPodsEndIsDatedByTheVersionOfItsDeletion(t *testing.T) {
+	a, ended := netip.MustParseAddr("10.244.240.1"), noon.Add(time.Hour)
+	for version, want := range map[string]Verdict{"": Wait, "99": Wait, "100": Wait, "101": Yes, "other": Wait} {
+		b := NewBook(Audit{Version: "1", Mark: noon})
+		b.SetNode(Node{Name: "node-1", Ready: true, ReadySince: noon, Foreign: true})
+		b.SetPodIP(PodIP{Addr: a, Version: "1", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u"})
+		pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Ending: true,
+			Created: noon.Add(time.Minute), Assigned: []Address{{Mode: Calico, Prefix: netip.PrefixFrom(a, 32)}}}
+		if b.SetPod(pod); !b.Ending() {
+			t.Error("it is not known that the pod is being deleted")
+		}
+		b.DatePods("100", ended)
+		if b.RemovePod("u", version, ended.Add(time.Second)); b.Ending() {
+			t.Error("a pod that is gone is being deleted")
+		}
+		b.SetAllocation(a, Allocation{At: ended.Add(2 * time.Second)})
+		if f := b.Fence(b.PodIP(a), ended.Add(2*time.Second)); f.Verdict != want {
+			t.Errorf("deleted at version %q: %+v", version, f)
+		}
 	}
 }
 
@@ -158,7 +188,8 @@ func TestTheEndOfAPodIsNotWrittenIfTheNextOneComesAtOnce(t *testing.T) {
 			p := *b.PodIP(a)
 			p.Phase, p.StatusUID, p.Node, p.Version = Bound, pod.UID, "n1", "2"
 			b.SetPodIP(p)
-			b.RemovePod(pod.UID, true, ended)
+			b.DatePods("99", ended)
+			b.RemovePod(pod.UID, "100", ended)
 			next := gatedPod(1)
 			next.UID, next.Keep, next.Created = "next", pod.Keep, ended
 			if c.waits {
@@ -212,7 +243,8 @@ func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
 	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "n1", ReportedIP: both[0],
 		Created: noon.Add(time.Second)})
 	now := noon.Add(time.Minute)
-	b.RemovePod("old", true, now)
+	b.DatePods("99", now)
+	b.RemovePod("old", "100", now)
 	b.SetAllocation(both[0], Allocation{At: now})
 	b.SetAllocation(both[1], Allocation{Handle: "h", Namespace: "default", Pod: "web-0", Node: "n1", At: now})
 	for n, want := range []Verdict{Yes, Wait} {
@@ -246,7 +278,7 @@ func importing(t *testing.T) (*Book, netip.Addr) {
 // then. From then on it is as any other address.
 func TestAnImportedAddressCountsOnceNoOtherPodCanGetIt(t *testing.T) {
 	is := Allocation{Handle: "h", Namespace: "default", Pod: "web-0", Node: "node-1", Reserved: true, At: noon}
-	ends := func(b *Book) { b.RemovePod("old", true, noon) }
+	ends := func(b *Book) { b.RemovePod("old", "100", noon) }
 	released := func(b *Book) {
 		p := *b.PodIP(b.Outside("blue")[0])
 		p.Release = true
@@ -302,7 +334,8 @@ func TestAnImportedAddressCountsOnceNoOtherPodCanGetIt(t *testing.T) {
 // The pod's successor has it, once it asks for the pool, and not before it is known to be its own.
 func TestAnImportedAddressIsItsPodsOwn(t *testing.T) {
 	b, a := importing(t)
-	b.RemovePod("old", true, noon)
+	b.DatePods("99", noon)
+	b.RemovePod("old", "100", noon)
 	b.SetPod(Pod{UID: "new", Version: "1", Namespace: "default", Name: "web-0", Gated: true, Created: noon,
 		Keep: Keep{For: time.Hour}, Wants: []Want{{Interface: "eth0", Pools: []string{"blue"}}}})
 	gets := func() PodIP {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -61,6 +62,13 @@ func (w *world) observe(c *controller, a netip.Addr) {
 	if w.calico != nil && c.book.ToObserve(a) {
 		is, _ := w.Allocation(context.Background(), a)
 		c.book.SetAllocation(a, is)
+	}
+}
+
+// dates is a controller that reads the version of the cluster's pods, now and then.
+func (w *world) dates(c *controller) {
+	if w.calico != nil && (c.book.Ending() && w.some(50) || w.some(10)) {
+		c.book.DatePods(strconv.Itoa(w.rev), w.Now())
 	}
 }
 
@@ -222,6 +230,9 @@ func (w *world) isCollected(a netip.Addr) {
 
 // calicoAllocates is the rest of an ADD, for a pod as it was read, with the reservations that were.
 func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time.Time) {
+	if is.UID != p.UID && w.told[is.UID] { // kubelet does not know yet that a backup has an earlier pod in its place
+		w.told[p.UID] = true
+	}
 	if is.Assigned == nil && w.calico.reserved != nil {
 		if is.Assigned = w.ordinary(reserved); is.Assigned == nil {
 			return // it is tried again

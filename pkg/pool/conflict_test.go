@@ -26,7 +26,7 @@ func review(b *Book, a netip.Addr, now time.Time) (ended bool, plan Plan) {
 		case UpdateIP:
 			b.SetPodIP(w.PodIP)
 		case EndPod:
-			b.RemovePod(w.UID, true, now)
+			b.RemovePod(w.UID, "100", now)
 			ip := *b.PodIP(a)
 			ip.Phase, ip.Conflict = Retained, ""
 			b.SetPodIP(ip)
@@ -254,7 +254,7 @@ func TestAPodThatHasAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 			if len(plan.Writes) != 1 || plan.Writes[0].(EndPod).UID != waits.UID {
 				t.Fatalf("%+v", plan)
 			}
-			b.RemovePod(waits.UID, true, noon)
+			b.RemovePod(waits.UID, "100", noon)
 			for range 3 { // the fence asks for what is gone
 				plan = b.Review(a, noon, nil)
 				if w, asks := plan.Writes[0].(WriteAudit); asks {
@@ -280,7 +280,7 @@ func TestAPodThatHasEndedIsNoHeir(t *testing.T) {
 			ip.Phase, ip.StatusUID, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
 			ip.Quarantine = Quarantine{Reason: "pod default/db-2 has it, too", Since: noon}
 			b.SetPodIP(ip)
-			b.RemovePod("u1", true, noon)
+			b.RemovePod("u1", "100", noon)
 			ended := ownedPod(2)
 			ended.Gated, ended.Node = false, "n1"
 			ended.Terminal, ended.Ending = state == "succeeded", state == "is being deleted"
@@ -322,7 +322,7 @@ func TestAnAddressThatAnotherPodWasToldIsNotTakenOver(t *testing.T) {
 			ip := *b.PodIP(a)
 			ip.Phase, ip.StatusUID, ip.Node, ip.Since = Retained, ip.PodUID, "n1", noon
 			b.SetPodIP(ip)
-			b.RemovePod(first.UID, true, noon)
+			b.RemovePod(first.UID, "100", noon)
 			told := ownedPod(2)
 			told.Identity, told.Gated, told.Node, told.Assigned = identity, false, "n1", []Address{{
 				Network: "net", Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(a, 24)}}
@@ -334,7 +334,7 @@ func TestAnAddressThatAnotherPodWasToldIsNotTakenOver(t *testing.T) {
 			if got == a || (identity == "") != strings.Contains(plan.Reason, assigned) {
 				t.Errorf("it gets %s: %+v", got, plan)
 			}
-			b.RemovePod(told.UID, true, noon)
+			b.RemovePod(told.UID, "100", noon)
 			if identity == "" {
 				if got, plan := place(t, b, next, noon); got != a {
 					t.Errorf("once that pod is gone it gets %s: %+v", got, plan)

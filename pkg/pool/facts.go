@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
 // facts are what is known of the cluster, with its indexes. The Set and Remove methods of [Book] write them. All else
@@ -24,7 +26,9 @@ type facts struct {
 	told    index[netip.Addr, UID] // pods whose annotation has the address
 	runs    index[netip.Addr, UID] // those that run with it and have no annotation
 	unbound map[UID]struct{}       // those that were placed and have no node yet
+	ending  map[UID]struct{}       // those with addresses of mode Calico that are being deleted
 	ends    map[UID]End
+	dated   dated
 	nodes   map[string]Node
 	used    map[string]int // how many PodIPs name a node
 	reports map[string]Report
@@ -32,6 +36,18 @@ type facts struct {
 	// allocations are what Calico's IPAM has said of addresses, contacts of what tells when nodes reached the API server.
 	allocations map[netip.Addr]Allocation
 	contacts    map[string]contact
+}
+
+// dated is a version of the cluster's pods, and a time before it was read.
+type dated struct {
+	version string
+	before  time.Time
+}
+
+// Newer reports whether version a of an object, or of a list, is newer than b, if that can be told.
+func Newer(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err == nil && order > 0
 }
 
 // Pool returns what is known of a pool, nil if it is unknown.
@@ -78,6 +94,9 @@ func (f *facts) About(p *Pod) []netip.Addr {
 
 // Pod returns what is known of a pod, nil if it is unknown.
 func (f *facts) Pod(uid UID) *Pod { return f.pods[uid] }
+
+// Ending reports whether a pod with an address of mode Calico is being deleted, so that [Book.DatePods] matters.
+func (f *facts) Ending() bool { return len(f.ending) > 0 }
 
 // Pods returns all pods, in no order.
 func (f *facts) Pods() []UID { return slices.Collect(maps.Keys(f.pods)) }

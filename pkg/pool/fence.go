@@ -120,8 +120,10 @@ func Fence(s Situation) Finding {
 		return f
 	case s.Pod != nil && s.Pod.Node == "":
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s is being deleted", name)}
+	case s.forgotten() && s.answered(s.Pod.Node):
+		return Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", s.Pod.Node, name), If: s.over()}
 	case s.Pod != nil:
-		return Finding{Verdict: Wait,
+		return Finding{Verdict: Wait, Ask: s.forgotten() && (s.Asked == 0 || s.had(s.Pod.Node)),
 			Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", s.Pod.Node, name)}
 	}
 	node, known := s.known()
@@ -135,6 +137,12 @@ func Fence(s Situation) Finding {
 		return fenceNode(s, name, said)
 	}
 	return fenceAll(s, fmt.Sprintf("the node of pod %s is unknown", name))
+}
+
+// forgotten reports whether a pod has ended that was not told of its address, since a restore has taken that back: then
+// its node may not know that it had it.
+func (s Situation) forgotten() bool {
+	return s.Pod != nil && s.Pod.Terminal && s.Pod.Assigned == nil && !s.IP.Adopted
 }
 
 // known returns the node that the pod has or had by the cluster, empty if it never had one. Without a pod, and without
@@ -173,6 +181,11 @@ func (s Situation) heldBesides(node string) string {
 // podGone is the pod of the address, which must not exist.
 func (s Situation) podGone() []Check {
 	return []Check{{Gone: &Pod{UID: s.IP.PodUID, Namespace: s.IP.Namespace, Name: s.IP.PodName}}}
+}
+
+// over is the pod of the address, which must have ended, whether it exists or not.
+func (s Situation) over() []Check {
+	return []Check{{Over: &Pod{UID: s.IP.PodUID, Namespace: s.IP.Namespace, Name: s.IP.PodName}}}
 }
 
 func (s Situation) off(node string) []Check {

@@ -55,6 +55,21 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			verdict: Wait},
 		{name: "its pod is ending", phase: Bound, of: "a", pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready),
 			verdict: Wait, says: "node n1 has not reported yet"},
+		{name: "its pod is over, and was not told of it", phase: Bound, of: "a",
+			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, nodes: nodes(ready), verdict: Wait, says: "has not reported yet",
+			ask: true},
+		{name: "its pod is over, and was told of it", phase: Bound, of: "a",
+			pod:   &Pod{UID: "a", Node: "n1", Terminal: true, Assigned: []Address{}},
+			nodes: nodes(ready), verdict: Wait, says: "has not reported yet"},
+		{name: "its pod is over, was not told of it, and its node answers without it", phase: Bound, of: "a",
+			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, nodes: nodes(ready), asked: 7, reports: says(7, "n1"),
+			verdict: Yes, says: "does not have pod", looks: 1},
+		{name: "its pod is over, was not told of it, and its node answers with it", phase: Bound, of: "a",
+			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, nodes: nodes(ready), asked: 7, reports: says(7, "n1", "a"),
+			verdict: Wait, says: "has not reported yet", ask: true},
+		{name: "its pod is ending, was not told of it, and its node answered before", phase: Bound, of: "a",
+			pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready), asked: 7, reports: says(7, "n1"),
+			verdict: Wait, says: "has not reported yet"},
 		{name: "its pod is over, and the node says so", phase: Retained, of: "a",
 			pod:   &Pod{UID: "a", Node: "n1", Terminal: true},
 			nodes: nodes(ready), verdict: Yes, says: "node n1 reports"},
@@ -182,7 +197,7 @@ func TestAddressesAreGivenRoundRobinAndTheLongestFreeOneLast(t *testing.T) {
 	give(1)
 	give(2)
 	for _, n := range []string{"2", "1"} {
-		b.RemovePod(UID("u"+n), true, noon)
+		b.RemovePod(UID("u"+n), "100", noon)
 		b.RemovePodIP(netip.MustParseAddr("10.6.0." + n))
 	}
 	for n := 3; n < 7; n++ {
@@ -240,7 +255,7 @@ func TestPodsThatWaitGoOldestFirst(t *testing.T) {
 	if got := b.Waiting("p"); !slices.Equal(got, []UID{"u2", "u3", "u4"}) {
 		t.Errorf("%v wait", got)
 	}
-	b.RemovePod("u1", true, noon)
+	b.RemovePod("u1", "100", noon)
 	b.RemovePodIP(netip.MustParseAddr("10.6.0.1"))
 	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() ||
 		!strings.Contains(plan.Reason, "1 pod has waited longer") {
@@ -257,7 +272,7 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 	runs := *b.Pod("u1")
 	runs.Node = "n1"
 	b.SetPod(runs)
-	b.RemovePod("u1", true, noon)
+	b.RemovePod("u1", "100", noon)
 	again := gatedPod(1)
 	again.UID = "u1-again"
 	ip := *b.PodIP(first)
@@ -328,7 +343,7 @@ func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 		!strings.Contains(plan.Reason, "n1 has not reported") {
 		t.Errorf("its address goes while it ends: %+v", plan)
 	}
-	b.RemovePod(old.UID, true, noon)
+	b.RemovePod(old.UID, "100", noon)
 	again := gatedPod(1)
 	again.UID = "u1-again"
 	ip.Release = false
@@ -346,7 +361,7 @@ func TestARetentionBeginsOnceItIsNoted(t *testing.T) {
 	pod := gatedPod(1)
 	pod.Keep.For = time.Hour
 	a, _ := place(t, b, pod, noon)
-	b.RemovePod(pod.UID, true, noon)
+	b.RemovePod(pod.UID, "100", noon)
 	ip := *b.PodIP(a)
 	ip.Phase, ip.StatusUID, ip.Node = Retained, pod.UID, "n1"
 	b.SetPodIP(ip)
@@ -451,7 +466,7 @@ func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
 			was := pod
 			was.UID = "earlier"
 			a, _ := place(t, b, was, noon)
-			b.RemovePod(was.UID, true, noon)
+			b.RemovePod(was.UID, "100", noon)
 			ip := *b.PodIP(a)
 			ip.Phase, ip.StatusUID, ip.Node = Retained, was.UID, "n0"
 			b.SetPodIP(ip)
@@ -512,7 +527,7 @@ func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
 				t.Errorf("%+v", plan)
 			}
 			// The successor gets another address, and this one goes to nobody before the pod is gone and the time is up.
-			b.RemovePod(c.pod.UID, true, noon)
+			b.RemovePod(c.pod.UID, "100", noon)
 			next := c.pod
 			next.UID, next.Created = "next", noon.Add(time.Minute)
 			if got, plan := place(t, b, next, noon.Add(time.Minute)); !got.IsValid() || got == a {
@@ -643,7 +658,7 @@ func TestAPodThatIsDeletedBeforeItIsToldTakesNoAddressAlong(t *testing.T) {
 			b.SetPod(ending)
 			carryOut(b.Review(a, noon, nil))
 		}
-		b.RemovePod(between.UID, true, noon)
+		b.RemovePod(between.UID, "100", noon)
 		carryOut(b.Review(a, noon, nil))
 		next := between
 		next.UID = "next"
@@ -667,7 +682,7 @@ func TestWhatAnotherNodeSaysOfAPodIsTakenBack(t *testing.T) {
 			pod.Node, pod.Ending = "n1", state == "ends"
 			b.SetPod(pod)
 			if state == "has ended" {
-				b.RemovePod("u1", false, noon)
+				b.RemovePod("u1", "", noon)
 			}
 			ip := *b.PodIP(a)
 			ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = phase, "u1", "n2", "02:00:00:00:00:02"
@@ -879,6 +894,11 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"another pod has its name", Check{Gone: a}, one{pod: &Pod{UID: "b"}}, nil},
 		{"the pod exists", Check{Gone: a}, one{pod: a}, ErrStale},
 		{"nobody knows whether it exists", Check{Gone: a}, one{err: broken}, broken},
+		{"the pod must be over, and is gone", Check{Over: a}, one{}, nil},
+		{"the pod must be over, and is", Check{Over: a}, one{pod: &Pod{UID: "a", Terminal: true}}, nil},
+		{"the pod must be over, and ends", Check{Over: a}, one{pod: &Pod{UID: "a", Ending: true}}, ErrStale},
+		{"the pod must be over, and another has its name", Check{Over: a}, one{pod: &Pod{UID: "b"}}, nil},
+		{"the pod must be over, and nobody knows", Check{Over: a}, one{err: broken}, broken},
 		{"the pod must exist, and does", Check{There: a}, one{pod: a}, nil},
 		{"the pod must exist, and has got a node", Check{There: a}, one{pod: &Pod{UID: "a", Node: "n1"}}, ErrStale},
 		{"the pod must exist, and has the node that is known", Check{There: &Pod{UID: "a", Node: "n1"}},

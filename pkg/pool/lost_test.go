@@ -32,7 +32,7 @@ func TestAPodIsKeptFromTheNodeThatWasJustLost(t *testing.T) {
 			ip := *b.PodIP(a)
 			ip.Phase, ip.StatusUID, ip.Node = Bound, was.UID, "n1"
 			b.SetPodIP(ip)
-			b.RemovePod(was.UID, true, noon)
+			b.RemovePod(was.UID, "100", noon)
 			c.lose(b)
 			if c.noted >= 0 {
 				ip.Phase, ip.Since = Retained, noon.Add(-c.noted)

@@ -54,11 +54,11 @@ func (w *world) workloadsAct() {
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
 		if p.Node == "" && p.Ending && (w.calm || w.some(50)) {
-			w.pods.del(key)
+			w.delPod(key)
 		} else if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off && !host.Ready) &&
 			(w.calm || w.some(30)) {
 			w.logf("pod %s %s is deleted: node %s is gone", p.Name, p.UID, p.Node)
-			w.pods.del(key)
+			w.delPod(key)
 		}
 	}
 	if w.calico != nil && (w.calm || w.some(50)) {
@@ -199,7 +199,7 @@ func (w *world) deleteObject(n *node, uid UID) {
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.UID == uid && p.Ending {
 			w.logf("%s: kubelet deletes pod %s %s", n.name, p.Name, uid)
-			w.pods.del(key)
+			w.delPod(key)
 		}
 	}
 	delete(n.view, uid)
@@ -467,7 +467,7 @@ func (w *world) deleteStarting() {
 		for _, key := range w.pods.keys() {
 			if p := w.pods.objs[key]; p.Node == n.name && n.busy(p.UID) {
 				w.logf("pod %s %s is deleted by force while it starts", p.Name, p.UID)
-				w.pods.del(key)
+				w.delPod(key)
 			}
 		}
 	}
@@ -639,7 +639,7 @@ var deeds = []deed{
 		case !ok:
 		case w.some(40):
 			w.logf("pod %s %s is deleted by force", p.Name, p.UID)
-			w.pods.del(key)
+			w.delPod(key)
 		default:
 			w.logf("pod %s %s is deleted", p.Name, p.UID)
 			w.deletePod(p)
@@ -784,7 +784,7 @@ func (w *world) wipeAfterBars(n *node) {
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name && w.some(60) {
 			w.logf("pod %s %s is deleted by force, and its sandbox crashes", p.Name, p.UID)
-			w.pods.del(key)
+			w.delPod(key)
 			delete(n.sandboxes, p.UID)
 		}
 	}
@@ -921,7 +921,7 @@ func (w *world) takeBack(n *node) {
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name && w.some(60) {
 			w.logf("pod %s %s is deleted by force", p.Name, p.UID)
-			w.pods.del(key)
+			w.delPod(key)
 		}
 	}
 	for _, c := range w.controllers {
@@ -1325,9 +1325,6 @@ func (w *world) explained() {
 			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
 			w.known++
 			disputed[p.Addr] = true
-		case exists && pod.Terminal && pod.Assigned == nil && p.StatusUID != p.PodUID && w.restores > 0:
-			// Its node said with which address it ran, and saw to its end before the cluster knew. Once it is deleted, nodes
-			// are asked. The status may be about an earlier pod of a shared identity.
 		case exists && !pod.Terminal || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
 			w.failf("PodIP %s has no reason: %+v; %+v", key, p, w.controllers[0].book.Review(p.Addr, w.now, w.wanted))
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):

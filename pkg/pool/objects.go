@@ -250,13 +250,15 @@ type End struct {
 	// Final says that this was its last state, so that without a node it never had one. A watch that was interrupted does
 	// not tell.
 	Final bool
+	// After is a time when the pod still existed, zero if none is known: see [Book.DatePods]. At is when its end was heard
+	// of, which may be long after it.
+	After, At time.Time
 	// Started says that it had run with an address, or had ended by its kubelet's word: no ADD of it is under way.
 	Started bool
 	// Predates says that it was made before all nodes were asked: a restore may have made Calico forget its allocation.
 	Predates bool
 	// Freed are the addresses of which Calico's IPAM said that the node has freed them: see [Book.noteFreed].
 	Freed []netip.Addr
-	At    time.Time
 }
 
 // freed reports whether the node is known to have freed an address of the pod.

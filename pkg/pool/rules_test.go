@@ -60,6 +60,7 @@ const (
 	collectedIsNoProof               // Calico: a free address of a node that is cut off may be in use
 	contactIsRecent                  // Calico: also if the node was in contact before it was free
 	observedSinceEnd                 // Calico: what was read before the pod's end says nothing
+	endsAreDated                     // Calico: a pod's end may be heard of long after it
 	offIsFreed                       // Calico: only a node that is off has its allocations freed
 	addsTakeTime                     // Calico: a pod that has not started may be about to
 	forgottenEnds                    // Calico: after a restore nodes run what the cluster has forgotten
@@ -130,10 +131,10 @@ var broke = []struct{ file, is, becomes string }{
 	}
 	if lost && !broken(restoresAreNoticed) {
 `},
-	{"audit.go", `	w.If = []Check{{Gone: &Pod{UID: p.PodUID`, `	if broken(podIsLookedUp) {
+	{"audit.go", `	w.If = Situation{IP: p}.over()`, `	if broken(podIsLookedUp) {
 		return w
 	}
-	w.If = []Check{{Gone: &Pod{UID: p.PodUID`},
+	w.If = Situation{IP: p}.over()`},
 	{"audit.go", `	if all.Verdict != Yes {`, `	if broken(restoresWaitForAll) {
 		all.If = nil
 	} else if all.Verdict != Yes {`},
@@ -190,6 +191,10 @@ var broke = []struct{ file, is, becomes string }{
 	case !n.Ready:
 		return Finding{Verdict: Never, Remedy: offRemedy,
 			Reason: fmt.Sprintf("pod %s may still`},
+	{"calico.go", `	return s.End != nil && !s.End.Predates &&`, `	if broken(endsAreDated) && s.End != nil {
+		s.End.After = s.End.At
+	}
+	return s.End != nil && !s.End.Predates &&`},
 	{"calico.go", `return !d.contacts[node].since.IsZero()`,
 		`return broken(forgottenEnds) || !d.contacts[node].since.IsZero()`},
 	{"calico.go", `	return s.End != nil && s.End.Started ||`,

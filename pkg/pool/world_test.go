@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,6 +95,8 @@ type happening[T any] struct {
 	key    string
 	obj    *T   // nil: deleted
 	relist bool // a watch ends here
+	// version is that of the deletion of a pod.
+	version string
 }
 
 func (s *store[T]) put(key string, o T) {
@@ -113,6 +116,13 @@ func (s *store[T]) del(key string) {
 		s.sorted = slices.Concat(s.sorted[:i], s.sorted[i+1:])
 	}
 	s.log = append(s.log, happening[T]{key: key})
+}
+
+// delPod deletes a pod's object.
+func (w *world) delPod(key string) {
+	if w.pods.del(key); w.calico != nil {
+		w.pods.log[len(w.pods.log)-1].version = w.version()
+	}
 }
 
 func (s *store[T]) keys() []string { return s.sorted }
@@ -500,7 +510,7 @@ func (w *world) deleteIP(is PodIP) {
 // deletePod is a graceful deletion. One of a pod without a node takes no time, but may be seen.
 func (w *world) deletePod(is Pod) {
 	if is.Node == "" && (w.calm || w.some(50)) {
-		w.pods.del(is.Name)
+		w.delPod(is.Name)
 		return
 	}
 	is.Ending, is.Version = true, w.version()
@@ -710,7 +720,7 @@ func (w *world) relist(c *controller, kind int) {
 		}
 		for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
 			if !exist[uid] {
-				b.RemovePod(uid, false, w.Now())
+				b.RemovePod(uid, "", w.Now())
 			}
 		}
 		c.at[2] = len(w.pods.log)
@@ -804,7 +814,7 @@ func (w *world) watch(c *controller, kind, most int) {
 			} else {
 				for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
 					if b.pods[uid].Name == e.key {
-						b.RemovePod(uid, true, w.Now())
+						b.RemovePod(uid, cmp.Or(e.version, "1"), w.Now())
 					}
 				}
 			}
@@ -901,6 +911,7 @@ func (w *world) turn(c *controller) {
 			c.book.SetAudit(w.audit)
 		}
 	}
+	w.dates(c)
 	for kind := range 5 {
 		if c.stuck[kind] = c.stuck[kind] && !w.some(3); c.stuck[kind] {
 			continue

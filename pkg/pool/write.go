@@ -105,6 +105,8 @@ type Check struct {
 	// Gone is a pod that must not exist (any more), There a pod that must exist, not be ending, and have no node if it is
 	// known without one.
 	Gone, There *Pod
+	// Over is a pod that must not exist, or must have succeeded or failed.
+	Over *Pod
 	// Away names pods of which none may be on its node.
 	Away *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
@@ -136,6 +138,15 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 		if is != nil && is.UID == want.UID {
 			return fmt.Errorf("pod %s/%s exists: %w", want.Namespace, want.Name, ErrStale)
+		}
+	}
+	if want := c.Over; want != nil {
+		is, err := live.Pod(ctx, want.Namespace, want.Name)
+		if err != nil {
+			return err
+		}
+		if is != nil && is.UID == want.UID && !is.Terminal {
+			return fmt.Errorf("pod %s/%s has not ended: %w", want.Namespace, want.Name, ErrStale)
 		}
 	}
 	if want := c.There; want != nil {

@@ -318,6 +318,38 @@ func (c *writer) observeAnyAllocation(ctx context.Context, s *session, a netip.A
 	return nil
 }
 
+// datePods reads which version the cluster's pods have while pods of pools of mode Calico are being deleted, until ctx
+// ends.
+func (c *follower) datePods(ctx context.Context, s *session) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.toDate:
+		}
+		at, pods := c.now(), metadataList("Pod")
+		err := c.live.List(ctx, pods, client.Limit(1))
+		if err != nil && ctx.Err() == nil { // then contact with the node tells, later
+			log.FromContext(ctx).Error(err, "Cannot read the version of the cluster's pods")
+		}
+		c.mu.Lock()
+		if err == nil {
+			s.book.DatePods(pods.ResourceVersion, at)
+		}
+		c.unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pool.DateEvery):
+		}
+		c.mu.Lock()
+		if s.book.Ending() {
+			signal(c.toDate)
+		}
+		c.unlock()
+	}
+}
+
 // readContacts reads when the Leases of nodes were renewed, past the caches.
 func (c *writer) readContacts(ctx context.Context, s *session, nodes []string) error {
 	var leases coordinationv1.LeaseList

@@ -24,6 +24,7 @@ import (
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/calico"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -233,4 +234,46 @@ func TestAnImportedAddressIsReservedAndCountsTwoMinutesLater(t *testing.T) {
 	if is := reserved(); !slices.Equal(is, both[:1]) {
 		t.Errorf("reserved are %v", is)
 	}
+}
+
+// While a pod with an address of Calico's is being deleted, and at no other time, it is read which version the pods of
+// the cluster have.
+func TestTheVersionOfPodsIsReadWhileSomeEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI(t)
+		read := 0
+		a.WithWatch = interceptor.NewClient(a.WithWatch, interceptor.Funcs{
+			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+				pods, ok := list.(*metav1.PartialObjectMetadataList)
+				if !ok || pods.Kind != "PodList" || !slices.Contains(o, client.ListOption(client.Limit(1))) {
+					return c.List(ctx, list, o...)
+				}
+				read++
+				pods.ResourceVersion = "1000"
+				return nil
+			},
+		})
+		c := control(t, a)
+		c.guard = "guard"
+		go c.follower.datePods(t.Context(), c.session)
+		expect := func(when string, d time.Duration, want int) {
+			t.Helper()
+			if time.Sleep(d); read != want {
+				t.Errorf("%s: read %d times, want %d", when, read, want)
+			}
+		}
+		now := metav1.Now()
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "web-0",
+			ResourceVersion: "999", Annotations: map[string]string{stayputv1alpha1.AnnotationAddresses: "[" +
+				`{"interface":"eth0","pool":"blue","mode":"Calico","address":"10.244.240.1/24","guard":"guard"}]`}},
+			Spec: corev1.PodSpec{NodeName: "node-1"}}
+		c.session.setPod(cluster.PodOf(pod), false)
+		expect("a pod runs", time.Minute, 0)
+		pod.DeletionTimestamp, pod.ResourceVersion = &now, "1000"
+		c.session.setPod(cluster.PodOf(pod), false)
+		expect("it is being deleted", time.Second, 1)
+		expect("it takes a while", 3*pool.DateEvery, 4)
+		c.session.removePod("web-0", "node-1", "1001")
+		expect("it is gone", time.Minute, 4)
+	})
 }

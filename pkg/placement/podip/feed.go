@@ -132,7 +132,7 @@ func (c *follower) addresses(s *session) *feed {
 		remove: func(o client.Object, version string) {
 			a, err := stayputv1alpha1.ParsePodIPName(o.GetName())
 			if is := s.book.PodIP(a); err == nil && is != nil &&
-				(is.UID == string(o.GetUID()) || !newer(is.Version, version)) {
+				(is.UID == string(o.GetUID()) || !pool.Newer(is.Version, version)) {
 				s.removeIPLocked(a)
 			}
 		},
@@ -146,7 +146,7 @@ func (c *follower) addresses(s *session) *feed {
 		},
 		end: func(name, version string) {
 			a, err := stayputv1alpha1.ParsePodIPName(name)
-			if is := s.book.PodIP(a); err == nil && is != nil && !newer(is.Version, version) {
+			if is := s.book.PodIP(a); err == nil && is != nil && !pool.Newer(is.Version, version) {
 				s.removeIPLocked(a)
 			}
 		},
@@ -231,17 +231,17 @@ func (c *follower) podEvents(s *session) toolscache.ResourceEventHandler {
 			was, okWas := o.(*cluster.Pod)
 			pod, okIs := is.(*cluster.Pod)
 			if okWas && okIs && was.GetUID() != pod.GetUID() { // it was deleted, and made again, while there was no watch
-				s.removePod(was.GetUID(), was.Node(), false)
+				s.removePod(was.GetUID(), was.Node(), "")
 			}
 			set(is)
 		},
 		DeleteFunc: func(o any) {
-			gone, missed := o.(toolscache.DeletedFinalStateUnknown)
-			if missed {
-				o = gone.Obj
-			}
-			if pod, ok := o.(*cluster.Pod); ok {
-				s.removePod(pod.GetUID(), pod.Node(), !missed)
+			if gone, missed := o.(toolscache.DeletedFinalStateUnknown); missed {
+				if pod, ok := gone.Obj.(*cluster.Pod); ok {
+					s.removePod(pod.GetUID(), pod.Node(), "")
+				}
+			} else if pod, ok := o.(*cluster.Pod); ok {
+				s.removePod(pod.GetUID(), pod.Node(), pod.GetResourceVersion())
 			}
 		},
 	}

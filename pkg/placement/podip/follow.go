@@ -172,6 +172,7 @@ func (c *follower) serve(ctx context.Context) error {
 	}
 	c.open(s)
 	go c.giveBack(ctx)
+	go c.datePods(ctx, s)
 
 	// 3. The mark, and a look at all that waits.
 	tick := time.NewTicker(pool.MarkEvery)
@@ -294,7 +295,7 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 	c.unlock()
 	for _, uid := range known {
 		if !exist[uid] && !c.there(ctx, s, uid) {
-			s.removePod(uid, "", false)
+			s.removePod(uid, "", "")
 		}
 	}
 	return nil

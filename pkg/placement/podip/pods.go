@@ -194,7 +194,7 @@ func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, kn
 	var current cluster.Pod
 	err := c.cache.Get(ctx, client.ObjectKeyFromObject(pod), &current)
 	if apierrors.IsNotFound(err) || err == nil && current.GetUID() != pod.GetUID() { // its end was seen before
-		s.removePod(uid, "", false)
+		s.removePod(uid, "", "")
 		return s, nil, nil
 	}
 	return s, known, problem

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
@@ -64,12 +63,6 @@ func (s *session) restartLocked() {
 	}
 }
 
-// newer reports whether version a is newer than b, if that can be told.
-func newer(a, b string) bool {
-	order, err := resourceversion.CompareResourceVersion(a, b)
-	return err == nil && order > 0
-}
-
 // setIPLocked puts in a PodIP as it was watched, or as a write returned it.
 func (s *session) setIPLocked(o *stayputv1alpha1.PodIP) {
 	p, err := pool.PodIPOf(o, s.c.longest)
@@ -77,7 +70,7 @@ func (s *session) setIPLocked(o *stayputv1alpha1.PodIP) {
 		return // its definition does not allow such a name
 	}
 	was := s.book.PodIP(p.Addr)
-	if was != nil && newer(was.Version, p.Version) {
+	if was != nil && pool.Newer(was.Version, p.Version) {
 		return
 	}
 	s.book.SetPodIP(p)
@@ -130,7 +123,7 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	core := pod.Core()
 	overrules := listed && was == s.before[uid]
 	if core.Spec.HostNetwork || listed && s.ended[uid] || pool.Placed(was, core.ResourceVersion) ||
-		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
+		was != nil && !overrules && pool.Newer(was.Version, core.ResourceVersion) {
 		return
 	}
 	current, err := podOf(core, in, spiderpool, s.c.workloads.Numbers(core), s.c.longest)
@@ -152,6 +145,9 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(current)
+	if s.book.Ending() {
+		signal(s.c.toDate)
+	}
 	if err != nil { // it is given nothing, and keeps no other pod from it
 		s.book.StopWaiting(uid)
 	}
@@ -183,9 +179,9 @@ func (s *session) vouchedLocked(is *pool.Pod, core *corev1.Pod) bool {
 
 func same(x, y pool.Address) bool { return x.Prefix == y.Prefix && x.Interface == y.Interface }
 
-// removePod takes out a pod that the cluster has no more, and had on this node, if that is known; final: as its watch
-// says, without a gap.
-func (s *session) removePod(uid pool.UID, node string, final bool) {
+// removePod takes out a pod that the cluster has no more, and had on this node, if that is known. version is that of
+// its deletion, empty if its watch was interrupted.
+func (s *session) removePod(uid pool.UID, node, version string) {
 	s.c.mu.Lock()
 	defer s.c.unlock()
 	if s.ended != nil {
@@ -200,7 +196,7 @@ func (s *session) removePod(uid pool.UID, node string, final bool) {
 		again.Node = node
 		s.book.SetPod(again)
 	}
-	s.book.RemovePod(uid, final, s.c.now())
+	s.book.RemovePod(uid, version, s.c.now())
 	delete(s.gated, uid)
 	delete(s.refused, uid)
 	delete(s.invalid, uid)

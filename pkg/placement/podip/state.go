@@ -33,6 +33,7 @@ type state struct {
 	toTell    chan struct{} // whether there are pools, perhaps
 	toLabel   chan struct{} // namespaces, perhaps
 	toReserve chan struct{} // subnets of pools of mode Calico, perhaps
+	toDate    chan struct{} // the version of the cluster's pods
 
 	mu     sync.Mutex // guards all below, and sessions
 	served support
@@ -62,9 +63,9 @@ type state struct {
 func newState(o Options) *state {
 	c := &state{
 		now: time.Now, workloads: o.Workloads, longest: o.LongestRetention, toTell: make(chan struct{}, 1),
-		toLabel: make(chan struct{}, 1), toReserve: make(chan struct{}, 1), unlabelled: map[string]struct{}{},
-		unready: map[string]string{},
-		first:   make(chan struct{}), read: make(chan struct{}),
+		toLabel: make(chan struct{}, 1), toReserve: make(chan struct{}, 1), toDate: make(chan struct{}, 1),
+		unlabelled: map[string]struct{}{}, unready: map[string]string{},
+		first: make(chan struct{}), read: make(chan struct{}),
 		unanswered: map[types.NamespacedName]struct{}{}, above: map[string]pool.Workload{},
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 	}
@@ -191,7 +192,7 @@ func (c *state) wakeAllLocked() {
 func (c *state) setPoolLocked(o *stayputv1alpha1.PodIPPool) {
 	o.ManagedFields = nil
 	was := c.pools[o.Name]
-	if was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
+	if was != nil && was.UID == o.UID && pool.Newer(was.ResourceVersion, o.ResourceVersion) {
 		return
 	}
 	had := c.hasLocked()
@@ -284,7 +285,7 @@ func (c *state) poolLocked(o *stayputv1alpha1.PodIPPool) pool.Pool {
 // setSpiderIPPoolLocked puts a SpiderIPPool in. One with the name of a PodIPPool gives no address.
 func (c *state) setSpiderIPPoolLocked(o *spiderpoolv2beta1.SpiderIPPool) {
 	o.ManagedFields = nil
-	if was := c.spider[o.Name]; was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
+	if was := c.spider[o.Name]; was != nil && was.UID == o.UID && pool.Newer(was.ResourceVersion, o.ResourceVersion) {
 		return
 	}
 	c.spider[o.Name] = o
