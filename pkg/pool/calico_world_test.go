@@ -67,7 +67,7 @@ func (w *world) observe(c *controller, a netip.Addr) {
 
 // dates is a controller that reads the version of the cluster's pods, now and then.
 func (w *world) dates(c *controller) {
-	if w.calico != nil && (c.book.Ending() && w.some(50) || w.some(10)) {
+	if w.calico != nil && w.some(30) {
 		c.book.DatePods(strconv.Itoa(w.rev), w.Now())
 	}
 }
@@ -130,13 +130,13 @@ func (w *world) reserves(c *controller) {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
-		for _, a := range c.book.Outside(name) {
+		for _, a := range c.book.CalicoPool(name).Outside {
 			if _, is := w.calico.reserved[a]; !is {
 				w.logf("%s: %s is reserved", c.name, a)
 				w.calico.reserved[a] = w.now
 			}
 		}
-		for _, a := range c.book.Unconfirmed(name) {
+		for _, a := range c.book.CalicoPool(name).Unconfirmed {
 			if since, is := w.calico.reserved[a]; is && w.now.Sub(since) >= addWithin {
 				said, _ := w.Allocation(context.Background(), a)
 				said.Reserved = true
@@ -335,7 +335,7 @@ func (w *world) renews(n *node) {
 	}
 	if !n.agent {
 		for uid := range n.sandboxes {
-			if !w.hasPod(uid) {
+			if w.nodeOf(uid) != n.name { // it is gone, or a restore has taken its node back
 				return
 			}
 		}
