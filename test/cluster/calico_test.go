@@ -30,10 +30,7 @@ func withCalico(t *testing.T, o lab.CalicoOptions) *lab.Cluster {
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, n := range c.Nodes {
-				if n.Pid() != 0 {
-					out, err := n.Run(context.Background(), "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; ip route; ip -d link")
-					t.Logf("%s routes %v\n%s", n.Name, err, out)
-				}
+				t.Log(network(n))
 			}
 			c.WriteLogs(t.Output())
 		}

@@ -47,11 +47,26 @@ func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 	reachesAt(t, c, from, to, ip(t, to))
 }
 
+// network is what a node knows of links, routes and neighbours, for people.
+func network(n *lab.ClusterNode) string {
+	if n.Pid() == 0 {
+		return n.Name + " is off"
+	}
+	out, err := n.Run(context.Background(), "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; ip -d link; ip route; ip neigh")
+	return fmt.Sprintf("%s (%v):\n%s", n.Name, err, out)
+}
+
 // reachesAt checks that one pod reaches another by one of its addresses.
 func reachesAt(t *testing.T, c *lab.Cluster, from, to *corev1.Pod, addr netip.Addr) {
 	t.Helper()
 	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), addr)
-	must.Do(t, err)
+	if err != nil {
+		for _, node := range []string{from.Spec.NodeName, to.Spec.NodeName} {
+			t.Log(network(c.Node(node)))
+		}
+		t.Fatalf("%s on %s asks %v, an address of %s on %s: %v", from.Name, from.Spec.NodeName, addr, to.Name,
+			to.Spec.NodeName, err)
+	}
 	if answer.Name != to.Name || !answer.Has(addr) {
 		t.Errorf("%s asks %v, an address of %s, and %s with %v answers", from.Name, addr, to.Name, answer.Name, answer.Addrs)
 	}
