@@ -24,7 +24,7 @@ func NewBook(r Audit) *Book {
 			audit: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
 			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
 			pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
-			unbound: map[UID]struct{}{}, ending: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
+			unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
 			reports: map[string]Report{}, held: map[UID][]string{}, allocations: map[netip.Addr]Allocation{},
 			contacts: map[string]contact{},
 		},
@@ -154,9 +154,6 @@ func (b *Book) SetPod(p Pod) {
 	if delete(b.unbound, p.UID); p.isUnbound() {
 		b.unbound[p.UID] = struct{}{}
 	}
-	if p.Ending && slices.ContainsFunc(p.Assigned, func(a Address) bool { return a.Mode == Calico }) {
-		b.ending[p.UID] = struct{}{}
-	}
 	name := Owner{Namespace: p.Namespace, Pod: p.Name}
 	if other := b.pods[b.named[name]]; other == nil || !p.Created.Before(other.Created) {
 		b.named[name] = p.UID
@@ -194,7 +191,7 @@ func (b *Book) untell(p *Pod) {
 }
 
 // DatePods notes a version of the cluster's pods that was read past the caches, and a time before that: a pod whose
-// deletion is newer existed then.
+// deletion is newer existed then. It matters to those with addresses of mode Calico: see [DateEvery].
 func (b *Book) DatePods(version string, before time.Time) { b.dated = dated{version, before} }
 
 // RemovePod takes out a pod that the cluster has no more. version is that of its deletion, empty if its watch was
@@ -214,7 +211,6 @@ func (b *Book) RemovePod(uid UID, version string, now time.Time) {
 		delete(b.named, name)
 	}
 	delete(b.unbound, uid)
-	delete(b.ending, uid)
 	b.wakeBorne(p)
 	if len(b.ends) >= endsMost {
 		oldest := slices.SortedFunc(maps.Keys(b.ends), func(x, y UID) int { return b.ends[x].At.Compare(b.ends[y].At) })

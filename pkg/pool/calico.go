@@ -96,40 +96,37 @@ func (b *Book) SetAllocations(pool string, all map[netip.Addr]Allocation, at tim
 	}
 }
 
-// Strangers returns the addresses of a pool that pods without a PodIP have, sorted.
-func (f *facts) Strangers(pool string) (all []netip.Addr) {
-	if s := f.pools[pool]; s != nil {
-		return slices.SortedFunc(maps.Keys(s.withheld), netip.Addr.Compare)
-	}
-	return nil
+// CalicoPool is what is special about the addresses of a pool of mode Calico, each list sorted.
+type CalicoPool struct {
+	// Strangers are the addresses of its subnet that pods without a PodIP have.
+	Strangers []netip.Addr
+	// Outside are those that are not in its subnet: its pods had them before.
+	Outside []netip.Addr
+	// Unconfirmed are those that were imported, and of which Calico's IPAM has yet to say that their pods have them.
+	Unconfirmed []netip.Addr
 }
 
-// Outside returns the addresses of a pool that are not in its subnet, sorted: those that its pods had before.
-func (f *facts) Outside(pool string) (all []netip.Addr) {
-	if s := f.pools[pool]; s != nil {
-		for _, a := range slices.SortedFunc(maps.Keys(s.out), netip.Addr.Compare) {
+// CalicoPool returns that of a pool, the zero CalicoPool if the pool is unknown, or of another mode. It takes time by the
+// number of the pool's PodIPs.
+func (f *facts) CalicoPool(name string) (c CalicoPool) {
+	s := f.pools[name]
+	if s == nil || s.Range.Mode != Calico {
+		return c
+	}
+	c.Strangers = slices.SortedFunc(maps.Keys(s.withheld), netip.Addr.Compare)
+	for _, known := range []map[netip.Addr]bool{s.in, s.out} {
+		for a := range known {
 			if !s.Range.Subnet.Contains(a) {
-				all = append(all, a)
+				c.Outside = append(c.Outside, a)
+			}
+			if f.ips[a].unconfirmed() {
+				c.Unconfirmed = append(c.Unconfirmed, a)
 			}
 		}
 	}
-	return all
-}
-
-// Unconfirmed returns the addresses of a pool that were imported, and of which Calico's IPAM has yet to say that their
-// pods have them.
-func (f *facts) Unconfirmed(pool string) (all []netip.Addr) {
-	if s := f.pools[pool]; s != nil {
-		for _, known := range []map[netip.Addr]bool{s.in, s.out} {
-			for a := range known {
-				if f.ips[a].unconfirmed() {
-					all = append(all, a)
-				}
-			}
-		}
-	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return all
+	slices.SortFunc(c.Outside, netip.Addr.Compare)
+	slices.SortFunc(c.Unconfirmed, netip.Addr.Compare)
+	return c
 }
 
 // SetContact puts in when the Lease of a node was renewed, by the node's clock, as it was read now.
@@ -157,8 +154,8 @@ const observedGood = 10 * time.Second
 // when the pod is known to have existed, since its end may be heard of late.
 const deletedBy = 20 * time.Second
 
-// DateEvery is how often the version of the cluster's pods is to be read while [facts.Ending]: of a pod that takes
-// longer to end than deletedBy, too, it is then known how long ago it existed.
+// DateEvery is how often the version of the cluster's pods is to be read while pods with addresses of mode Calico are
+// being deleted: of one that takes longer to end than deletedBy, too, it is then known how long ago it existed.
 const DateEvery = deletedBy / 4
 
 // addWithin is how long an ADD may be under way that has read its pod before that was deleted: it waits for the

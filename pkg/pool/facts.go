@@ -95,9 +95,6 @@ func (f *facts) About(p *Pod) []netip.Addr {
 // Pod returns what is known of a pod, nil if it is unknown.
 func (f *facts) Pod(uid UID) *Pod { return f.pods[uid] }
 
-// Ending reports whether a pod with an address of mode Calico is being deleted, so that [Book.DatePods] matters.
-func (f *facts) Ending() bool { return len(f.ending) > 0 }
-
 // Pods returns all pods, in no order.
 func (f *facts) Pods() []UID { return slices.Collect(maps.Keys(f.pods)) }
 

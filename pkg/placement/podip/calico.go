@@ -125,7 +125,8 @@ func (c *reserver) settled(s *session, pools ...*stayputv1alpha1.PodIPPool) bool
 	defer c.unlock()
 	for _, o := range pools {
 		why, looked := c.unready[o.Name]
-		if !looked || why != "" || len(s.book.Strangers(o.Name))+len(s.book.Unconfirmed(o.Name)) > 0 {
+		is := s.book.CalicoPool(o.Name)
+		if !looked || why != "" || len(is.Strangers)+len(is.Unconfirmed) > 0 {
 			return false
 		}
 	}
@@ -222,8 +223,9 @@ func (c *reserver) prepare(ctx context.Context, s *session, config *calico.Confi
 func (c *reserver) adopt(ctx context.Context, s *session, config *calico.Config, name string, ready bool) (
 	reserved []string, err error) {
 	c.mu.Lock()
-	outside, unconfirmed := s.book.Outside(name), s.book.Unconfirmed(name)
+	is := s.book.CalicoPool(name)
 	c.unlock()
+	outside, unconfirmed := is.Outside, is.Unconfirmed
 	var errs []error
 	for _, a := range outside {
 		single, subnet := calico.SinglePrefix+stayputv1alpha1.PodIPName(a), netip.PrefixFrom(a, a.BitLen())
@@ -343,7 +345,7 @@ func (c *follower) datePods(ctx context.Context, s *session) {
 		case <-time.After(pool.DateEvery):
 		}
 		c.mu.Lock()
-		if s.book.Ending() {
+		if len(s.ending) > 0 {
 			signal(c.toDate)
 		}
 		c.unlock()

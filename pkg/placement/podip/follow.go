@@ -234,7 +234,7 @@ func (c *follower) begin(ctx context.Context) (*session, error) {
 	}
 	s := &session{
 		book: pool.NewBook(next), invalid: map[pool.UID]error{}, gated: map[pool.UID]*wait{},
-		refused: map[pool.UID]time.Time{}, tookBack: map[string]time.Time{},
+		refused: map[pool.UID]time.Time{}, ending: map[pool.UID]struct{}{}, tookBack: map[string]time.Time{},
 		expires: map[netip.Addr]time.Time{}, said: map[string]said{}, stale: make(chan struct{}), c: c.state,
 	}
 	c.mu.Lock()

@@ -43,7 +43,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	count := s.book.Count(name, at)
 	waiting := len(s.book.Waiting(name))
 	held, remedy := s.book.HeldBy(name)
-	strangers := len(s.book.Strangers(name))
+	strangers := len(s.book.CalicoPool(name).Strangers)
 	var is pool.Pool
 	var others []pool.Pool
 	for _, other := range slices.Sorted(maps.Keys(c.pools)) {

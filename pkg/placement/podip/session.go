@@ -25,6 +25,8 @@ type session struct {
 	gated   map[pool.UID]*wait
 	// refused has the pods with addresses for which the scheduler has no room, and since when that is known.
 	refused map[pool.UID]time.Time
+	// ending has the pods with addresses of mode Calico that are being deleted.
+	ending map[pool.UID]struct{}
 	// tookBack is when a pool took an address back from such a pod last.
 	tookBack map[string]time.Time
 	// expires is status.expires, if it is there.
@@ -91,7 +93,10 @@ func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 
 // noteSingleLocked has an address outside of its pool's subnet reserved and told or, if it is about to go, no more.
 func (s *session) noteSingleLocked(p *pool.PodIP) {
-	if p != nil && p.Mode == pool.Calico && slices.Contains(s.book.Outside(p.Pool), p.Addr) {
+	if p == nil || p.Mode != pool.Calico {
+		return
+	}
+	if of := s.book.Pool(p.Pool); of != nil && !of.Range.Subnet.Contains(p.Addr) {
 		signal(s.c.toReserve)
 		s.c.announce()
 	}
@@ -145,7 +150,8 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(current)
-	if s.book.Ending() {
+	if current.Ending && slices.ContainsFunc(current.Assigned, func(a pool.Address) bool { return a.Mode == pool.Calico }) {
+		s.ending[uid] = struct{}{}
 		signal(s.c.toDate)
 	}
 	if err != nil { // it is given nothing, and keeps no other pod from it
@@ -199,6 +205,7 @@ func (s *session) removePod(uid pool.UID, node, version string) {
 	s.book.RemovePod(uid, version, s.c.now())
 	delete(s.gated, uid)
 	delete(s.refused, uid)
+	delete(s.ending, uid)
 	delete(s.invalid, uid)
 	delete(s.said, string(uid))
 }

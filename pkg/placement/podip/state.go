@@ -142,7 +142,7 @@ func (c *state) hasLocked() (is has) {
 			calico = append(calico, o.Spec.Subnet)
 			is.unread = !known
 			if known {
-				for _, a := range c.session.book.Outside(o.Name) {
+				for _, a := range c.session.book.CalicoPool(o.Name).Outside {
 					calico = append(calico, netip.PrefixFrom(a, a.BitLen()).String())
 				}
 			}
