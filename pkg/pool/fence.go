@@ -96,6 +96,7 @@ const askAfter = 30 * time.Second
 // Fence reports whether the pod that an address was given to surely has it no more, nor will again. That is so if
 //
 //   - its node's agent says so, in the status of the PodIP or when it was asked, or
+//   - it has succeeded or failed, was not told of the address, and its node reports that it is not there, or
 //   - it was deleted before it had a node, or
 //   - it was deleted, and its node is declared off by an operator and not Ready: the kubelet of a node that is off is
 //     silent, or
