@@ -134,6 +134,7 @@ func TestCalicoIPAMImportsTheAddressesOfRunningPods(t *testing.T) {
 		}
 		return n
 	}
+	until(t, "half of the addresses to be taken", func(context.Context) bool { return free() <= 32 })
 	until(t, "no address to be free but that of web-2", func(context.Context) bool { return free() == 1 })
 	t.Logf("%d of %d ordinary pods run", ordinary(), beside)
 
