@@ -210,7 +210,8 @@ func fenceCalico(s Situation) Finding {
 	case a.Handle != "":
 		f := fenceAllocated(s, name)
 		if f.Frees { // a later pod of the name, which was not gated, may have it
-			f.If = append(f.If, Check{Away: &Pod{Namespace: p.Namespace, Name: p.PodName, Node: a.Node}})
+			f.If = append(f.If, Check{Away: &Pod{Namespace: p.Namespace, Name: p.PodName, Node: a.Node,
+				ReportedIP: p.Addr}})
 		}
 		return f
 	case node != "":

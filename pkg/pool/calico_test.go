@@ -382,12 +382,15 @@ func TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed(t *testing.T) {
 	if !f.Frees {
 		t.Fatalf("%+v", f)
 	}
+	told := func(a string) []Address { return []Address{{Prefix: netip.MustParsePrefix(a)}} }
 	for _, c := range []struct {
 		is    *Pod
 		frees bool
 	}{
 		{nil, true}, {&Pod{UID: "new", Gated: true}, true}, {&Pod{UID: "new", Node: "node-1"}, true},
 		{&Pod{UID: "new", Node: "gone"}, false},
+		{&Pod{UID: "new", Node: "gone", Assigned: told("10.244.240.1/24")}, false},
+		{&Pod{UID: "new", Node: "gone", Assigned: told("10.244.240.2/24")}, true},
 	} {
 		w := newWorld(t, rand.New(rand.NewPCG(1, 0)), 0)
 		if c.is != nil {

@@ -208,8 +208,8 @@ var broke = []struct{ file, is, becomes string }{
 	if name`},
 	{"objects.go", `p.Adopted && p.StatusUID != p.PodUID }`,
 		`p.Adopted && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
-	{"write.go", `if is != nil && is.Node == want.Node {`,
-		`if is != nil && is.Node == want.Node && !broken(laterPodsHaveIt) {`},
+	{"write.go", `if is != nil && is.Node == want.Node && (`,
+		`if is != nil && is.Node == want.Node && !broken(laterPodsHaveIt) && (`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

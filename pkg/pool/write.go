@@ -107,7 +107,7 @@ type Check struct {
 	Gone, There *Pod
 	// Over is a pod that must not exist, or must have succeeded or failed.
 	Over *Pod
-	// Away names pods of which none may be on its node.
+	// Away names pods of which none may be on its node, but for one that was told of other addresses than ReportedIP.
 	Away *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string
@@ -166,7 +166,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is != nil && is.Node == want.Node {
+		if is != nil && is.Node == want.Node && (is.Assigned == nil || is.has(want.ReportedIP)) {
 			return fmt.Errorf("pod %s/%s is on node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
 		}
 	}
