@@ -1318,7 +1318,7 @@ func (w *world) explained() {
 		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
 		case w.calico != nil && exists: // a pod that has ended has its address until it is deleted, too
 		case w.homonym(p): // Calico keeps the allocation for a pod of the name that has no address, as there is none
-		case exists && p.conflicts():
+		case exists && !pod.Terminal && p.conflicts():
 			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
 		case w.now.Before(p.Quarantine.Until): // also of a pod that has started since
 		case p.Quarantine.Reason != "" && len(w.told) > 0 &&
