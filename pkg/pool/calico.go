@@ -106,8 +106,8 @@ type CalicoPool struct {
 	Unconfirmed []netip.Addr
 }
 
-// CalicoPool returns that of a pool, the zero CalicoPool if the pool is unknown, or of another mode. It takes time by the
-// number of the pool's PodIPs.
+// CalicoPool returns that of a pool, the zero CalicoPool if the pool is unknown, or of another mode. It takes time by
+// the number of the pool's PodIPs.
 func (f *facts) CalicoPool(name string) (c CalicoPool) {
 	s := f.pools[name]
 	if s == nil || s.Range.Mode != Calico {

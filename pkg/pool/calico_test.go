@@ -264,7 +264,8 @@ func importing(t *testing.T) (*Book, netip.Addr) {
 		PodUID: "old", Interface: "eth0", Keep: Keep{WhileOwned: true}, Adopted: true, Held: true})
 	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a,
 		Created: noon.Add(-time.Hour)})
-	if is := b.CalicoPool("blue"); len(is.Outside) != 1 || is.Outside[0] != a || len(is.Unconfirmed) != 1 || b.ToObserve(a) {
+	is := b.CalicoPool("blue")
+	if len(is.Outside) != 1 || is.Outside[0] != a || len(is.Unconfirmed) != 1 || b.ToObserve(a) {
 		t.Fatalf("%+v", is)
 	}
 	return b, a

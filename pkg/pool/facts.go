@@ -26,7 +26,6 @@ type facts struct {
 	told    index[netip.Addr, UID] // pods whose annotation has the address
 	runs    index[netip.Addr, UID] // those that run with it and have no annotation
 	unbound map[UID]struct{}       // those that were placed and have no node yet
-	ending  map[UID]struct{}       // those with addresses of mode Calico that are being deleted
 	ends    map[UID]End
 	dated   dated
 	nodes   map[string]Node

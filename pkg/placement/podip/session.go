@@ -150,7 +150,8 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(current)
-	if current.Ending && slices.ContainsFunc(current.Assigned, func(a pool.Address) bool { return a.Mode == pool.Calico }) {
+	ofCalico := func(a pool.Address) bool { return a.Mode == pool.Calico }
+	if current.Ending && slices.ContainsFunc(current.Assigned, ofCalico) {
 		s.ending[uid] = struct{}{}
 		signal(s.c.toDate)
 	}
