@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,19 +40,19 @@ var redisPool = app{
 	images: redis.images, form: formRedis, writes: redis.writes, write: writeToRedis, health: healthOfRedis,
 }
 
-// formRedis makes the nodes a cluster. The first three are the masters, one on each node; redis-cli pairs a master with
-// the replica after its own.
+// formRedis makes the nodes a cluster, in the order that the manifests tell: the first pod of each machine, then the
+// second. The first three are the masters. redis-cli pairs the first master with the second replica, and so on, so that
+// no machine has both if each has two pods.
 func formRedis(ctx context.Context, s *stage, members []member) error {
-	var order []member
-	for len(order) < len(members) {
-		taken := map[string]bool{}
-		for _, m := range members {
-			if !taken[m.node] && !slices.Contains(order, m) {
-				taken[m.node] = true
-				order = append(order, m)
-			}
-		}
+	seen, order := map[string]int{}, slices.Clone(members)
+	rank := map[string]int{} // of a pod on its machine
+	for _, m := range members {
+		seen[m.node]++
+		rank[m.name] = seen[m.node]
 	}
+	slices.SortFunc(order, func(x, y member) int {
+		return cmp.Or(cmp.Compare(rank[x.name], rank[y.name]), cmp.Compare(x.node, y.node))
+	})
 	args := []string{"exec", members[0].name, "--", "redis-cli", "--cluster", "create", "--cluster-yes",
 		"--cluster-replicas", "1"}
 	for _, m := range order {

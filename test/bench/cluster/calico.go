@@ -316,7 +316,7 @@ func requests(all []write, meant func(write) bool) (sum int, detail map[string]i
 // atAnyTime are resources that the controllers read again from time to time, whatever happens.
 var atAnyTime = []string{"", "selfsubjectaccessreviews", "validatingadmissionpolicies",
 	"validatingadmissionpolicybindings", "mutatingadmissionpolicybindings", "ippools", "ipreservations", "ipamconfigs",
-	"clusterinformations"}
+	"clusterinformations", "servicecidrs"}
 
 // callsRow says how many requests the controllers have made for each of n re-creations since an offset of the audit
 // log. What they ask for at any time is left out, as are their Lease and the mark of the PodIPAudit, which is read
