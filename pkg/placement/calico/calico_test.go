@@ -126,6 +126,7 @@ func TestASubnetMustBeWholeBlocksOfOneIPPoolThatGivesThemOut(t *testing.T) {
 		"two":            {Config{pools: []ipPool{main, pool("b", "10.244.240.0/24")}}, "10.244.240.0/24", "IPPools b and main"},
 		"disabled":       {Config{pools: []ipPool{disabled}}, "10.244.240.0/24", "is disabled"},
 		"tunnels":        {Config{pools: []ipPool{tunnels}}, "10.244.240.0/24", "allowedUses"},
+		"cools down":     {Config{pools: []ipPool{main}, cooldown: true}, "10.244.240.0/24", "ipCooldownSeconds"},
 		"strict":         {Config{pools: []ipPool{main}, strict: true}, "10.244.240.0/24", "strictAffinity"},
 		"being migrated": {Config{pools: []ipPool{main}, locked: true}, "10.244.240.0/24", "datastore is locked"},
 	} {

@@ -108,6 +108,7 @@ type Config struct {
 	pools        []ipPool
 	reservations []unstructured.Unstructured
 	strict       bool // strictAffinity: a node assigns addresses of its own blocks only
+	cooldown     bool // ipCooldownSeconds: an address that was released stays allocated, to no pod; from Calico 3.33 on
 	locked       bool // the datastore is being migrated
 }
 
@@ -136,6 +137,8 @@ func (i *IPAM) Read(ctx context.Context) (*Config, error) {
 		return nil, fmt.Errorf("reading %s default: %w", kind, err)
 	}
 	c.strict, _, _ = unstructured.NestedBool(config.Object, "spec", "strictAffinity")
+	cooldown, _, _ := unstructured.NestedInt64(config.Object, "spec", "ipCooldownSeconds")
+	c.cooldown = cooldown > 0
 	for _, kind := range []string{"IPPool", "IPReservation", kind, "ClusterInformation"} {
 		c.Kinds = append(c.Kinds, gv.WithKind(kind))
 	}
@@ -174,6 +177,8 @@ func (c *Config) Refuses(subnet netip.Prefix) string {
 			subnet, of.name, of.size())
 	case c.strict:
 		return "Calico's IPAM has strictAffinity, by which a pod cannot take its address to another node: set it to false"
+	case c.cooldown:
+		return "Calico's IPAM has ipCooldownSeconds, by which no pod can have its address back at once: set it to 0"
 	}
 	return ""
 }

@@ -2,6 +2,7 @@ package podip
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -120,11 +121,18 @@ func TestCalicosConfigurationIsReadOnceItChanges(t *testing.T) {
 		changes := func(gv schema.GroupVersion, kind string) {
 			t.Helper()
 			config := ofCalico(gv, kind, "default", nil)
-			for _, strict := range []bool{true, false} {
+			for _, c := range []struct {
+				field string
+				value any
+				says  string
+			}{
+				{"strictAffinity", true, "strictAffinity"}, {"strictAffinity", false, ""},
+				{"ipCooldownSeconds", int64(60), "ipCooldownSeconds"}, {"ipCooldownSeconds", int64(0), ""},
+			} {
 				must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(config), config))
-				must.Do(t, unstructured.SetNestedField(config.Object, strict, "spec", "strictAffinity"))
+				must.Do(t, unstructured.SetNestedField(config.Object, c.value, "spec", c.field))
 				must.Do(t, a.Update(t.Context(), config))
-				says("strict, and no more", 0, map[bool]string{true: "strictAffinity"}[strict])
+				says(fmt.Sprint(c.field, " ", c.value), 0, c.says)
 			}
 		}
 		changes(before, "IPAMConfig")
