@@ -328,7 +328,8 @@ func (n *Node) GetFrom(ctx context.Context, from Pod, ip netip.Addr) (Answer, er
 func (n *Node) get(ctx context.Context, ns string, ip netip.Addr) (Answer, error) {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		// The transport's own context would let a dial go on once the request is given up: a thread for two minutes.
+		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
 			return dialIn(ctx, ns, network, address)
 		},
 	}}
