@@ -244,8 +244,8 @@ func TestAnImportedAddressIsReservedAndCountsTwoMinutesLater(t *testing.T) {
 	}
 }
 
-// While a pod with an address of Calico's is being deleted, and at no other time, it is read which version the pods of
-// the cluster have.
+// While a pod with an address of Calico's is being deleted, and at no other time, the controller reads which version
+// the cluster's pods have.
 func TestTheVersionOfPodsIsReadWhileSomeEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(t)

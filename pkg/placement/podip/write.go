@@ -312,7 +312,7 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	var about pool.PodIP
 	switch w := w.(type) {
 	case pool.CreateIP:
-		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it: until that is over, it is looked at
+		if about = w.PodIP; about.Mode == pool.Calico { // another pod may have it: it is read until that is over
 			defer signal(c.toReserve)
 		}
 	case pool.UpdateIP:
