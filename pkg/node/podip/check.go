@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	workers = 8
+	// workers is how many pods are checked at a time. Most of them wait for the same look at the machine.
+	workers = 64
 	// A pod that is not settled is due again: after retryFirst, then ever later; a pod that waits for another program
 	// every waitAgain.
 	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
@@ -130,7 +131,9 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 		return soon, err
 	}
 	p, err := k.machine.find(ctx, uid, addrs, false)
-	if err == nil && !pod.alive() && !p.netns() { // namespaces are looked into once nothing else knows of the pod
+	// Namespaces are looked into once nothing else knows of the pod, and it is barred: what is seen before proves nothing.
+	looked := err == nil && !pod.alive() && !p.netns() && barred
+	if looked {
 		p, err = k.machine.find(ctx, uid, addrs, true)
 	}
 	if err != nil {
@@ -158,9 +161,14 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	}
 
 	// 4. What is to be done about each address.
-	c := &podCheck{checker: k, pod: pod, addrs: addrs, barred: barred, p: p, ended: !pod.alive()}
+	c := &podCheck{checker: k, pod: pod, addrs: addrs, barred: barred, p: p, ended: !pod.alive(), looked: looked}
 	for _, a := range addrs {
 		if v, err := c.address(ctx, a); err != nil || v == soon {
+			return soon, err
+		}
+	}
+	if c.ended && !c.p.netns() {
+		if _, err := c.isThere(ctx); err != nil {
 			return soon, err
 		}
 	}
@@ -254,7 +262,7 @@ type podCheck struct {
 	barred bool
 	ended  bool // kubelet will not start the pod again
 	took   bool // its interfaces were taken down
-	proved bool // that it is nowhere, after it was barred
+	looked bool // into all namespaces, after it was barred if it had to be
 	bound  int  // addresses that the cluster knows to be bound
 	name   string
 }
@@ -390,15 +398,14 @@ func (c *podCheck) any(has []ledger.Address) (bool, error) {
 
 // isThere reports whether the pod is on the machine, now that it is barred.
 func (c *podCheck) isThere(ctx context.Context) (bool, error) {
-	if c.proved {
-		return false, nil
+	if !c.looked {
+		p, err := c.machine.find(ctx, c.pod.uid, c.addrs, true)
+		if err != nil {
+			return false, err
+		}
+		c.p, c.looked = p, true
 	}
-	p, err := c.machine.find(ctx, c.pod.uid, c.addrs, true)
-	if err != nil {
-		return false, err
-	}
-	c.proved = !p.netns()
-	return p.netns(), nil
+	return c.p.netns(), nil
 }
 
 // takeDown takes the interfaces down of the network namespaces that are surely the pod's: by the runtime, or by a

@@ -443,6 +443,28 @@ func TestANamespaceThatCannotBeReadHoldsUpOnlyWhatItMayHave(t *testing.T) {
 	})
 }
 
+// What is seen before a pod is barred proves nothing: it takes one look afterwards, which is dear.
+func TestNamespacesAreLookedIntoOnceAndAfterThePodIsBarred(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.runs(1)
+		w.pass(time.Minute)
+		see, looks := w.k.machine.observe, 0
+		w.k.machine.observe = func(ctx context.Context) (*hostnet.View, error) {
+			looks++
+			w.wantBarred(1, true)
+			return see(ctx)
+		}
+		w.c.remove(uid(1))
+		w.stops(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		if looks != 1 {
+			t.Errorf("looked into all namespaces %d times", looks)
+		}
+	})
+}
+
 // An agent that does not see the namespaces of pods knows nothing.
 func TestAnAgentThatIsBlindReportsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
