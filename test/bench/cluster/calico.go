@@ -115,17 +115,27 @@ func (c *inCalico) measureADDs(ctx context.Context, b *bench) ([]table.Row, erro
 		"apiVersion": "crd.projectcalico.org/v1", "kind": "IPReservation", "metadata": map[string]any{"name": "bench"},
 		"spec": map[string]any{"reservedCIDRs": []any{calicoSubnet}},
 	}}
+	// Both kinds of turns write as much.
+	write := func(verb func() error) error { return errors.Join(verb(), sleep(ctx, 100*time.Millisecond)) }
+	reserve := func() error { return c.world.client.Create(ctx, reservation.DeepCopy()) }
+	release := func() error { return c.world.client.Delete(ctx, reservation.DeepCopy()) }
 	reserved := func() (float64, error) {
-		if err := c.world.client.Create(ctx, reservation.DeepCopy()); err != nil {
+		if err := write(reserve); err != nil {
 			return 0, err
 		}
 		took, err := add()
-		return took, errors.Join(err, c.world.client.Delete(ctx, reservation.DeepCopy()))
+		return took, errors.Join(err, write(release))
+	}
+	unreserved := func() (float64, error) {
+		if err := errors.Join(write(reserve), write(release)); err != nil {
+			return 0, err
+		}
+		return add()
 	}
 	if _, err := add(); err != nil { // the first one may claim a block for the node
 		return nil, err
 	}
-	times, err := turns(ctx, "calico: ADDs", b.times(100), reserved, add)
+	times, err := turns(ctx, "calico: ADDs", b.times(300), reserved, unreserved)
 	if err != nil {
 		return nil, err
 	}

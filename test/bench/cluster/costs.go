@@ -57,6 +57,11 @@ func (w *world) cpu() (c cpu, err error) {
 			add(&c.installed, n.AgentProcess)
 		}
 	}
+	for _, pid := range w.pods {
+		t, failed := cpuTimeOf(pid)
+		c.installed += t.Seconds() * 1e3
+		err = errors.Join(err, failed)
+	}
 	return c, err
 }
 

@@ -237,10 +237,25 @@ const (
 	creatorsInAll
 )
 
+// gates are the flags of an API server so that pods are gated by policies, if its version has them only when told to.
+// Else it calls a webhook, by its endpoints: the lab has no kube-proxy.
+func (b *bench) gates() []string {
+	switch b.kubernetes {
+	case "":
+		return nil
+	case "1.34", "1.35":
+		return []string{"--feature-gates=MutatingAdmissionPolicy=true",
+			"--runtime-config=admissionregistration.k8s.io/v1beta1=true"}
+	default:
+		return []string{"--enable-aggregator-routing=true"}
+	}
+}
+
 func measureCreates(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	var all [creatorsInAll]*creator
 	for i := range all {
 		o := objectsOnly
+		o.Versions.Kubernetes, o.APIServerArgs = b.kubernetes, b.gates()
 		if i != withoutStayput {
 			o.Product, o.IPAM = b.product, "stayput"
 		}
@@ -248,10 +263,15 @@ func measureCreates(ctx context.Context, b *bench) (rows []table.Row, err error)
 		if err != nil {
 			return nil, err
 		}
-		if i != withoutStayput {
-			if err := w.install(ctx, lab.ProcessOptions{Controllers: replicas, Pools: i == withPools}); err != nil {
-				return nil, err
-			}
+		switch pools := i == withPools; {
+		case i == withoutStayput:
+		case b.kubernetes == "":
+			err = w.install(ctx, lab.ProcessOptions{Controllers: replicas, Pools: pools})
+		default:
+			err = w.installPods(ctx, map[string]any{"pools": map[string]any{"enabled": pools}})
+		}
+		if err != nil {
+			return nil, err
 		}
 		defer func() { err = w.end(ctx, err) }()
 		if i == withPools {

@@ -64,6 +64,8 @@ type bench struct {
 	product  lab.Product
 	scale    float64
 	profiles string // a folder for CPU profiles of the API server, empty if there is none
+	// kubernetes is the version in the section creates, empty for that of the tests.
+	kubernetes string
 }
 
 // times scales a number of runs.
@@ -83,14 +85,20 @@ func run() int {
 	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the sections scale and fleet, of objects")
 	profiles := flag.String("profiles", "",
 		"an existing folder for CPU profiles of the API server, in the sections costs and fleet")
+	kubernetes := flag.String("k8s", "", "the version of Kubernetes in the section creates, such as 1.33; pods are gated "+
+		"by what that has, in 1.34 and 1.35 by v1beta1 policies, and stayput runs in pods, not as processes")
 	flag.Parse()
 	chosen, err := choose(names, *only, *scale)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench: -only:", err)
 		return 2
 	}
+	if err := (lab.Versions{Kubernetes: *kubernetes}).Check(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: -k8s:", err)
+		return 2
+	}
 	return table.Run("makes namespaces and runs clusters", func(ctx context.Context) error {
-		return measure(ctx, &bench{profiles: *profiles}, chosen)
+		return measure(ctx, &bench{profiles: *profiles, kubernetes: *kubernetes}, chosen)
 	})
 }
 

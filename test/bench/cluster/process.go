@@ -95,14 +95,16 @@ func sleep(ctx context.Context, d time.Duration) error {
 // or a runc, is in its programs, except for orphans: those are in the ones of the machine's first process.
 type usage map[string]float64
 
-// usageOfAll returns the usage of all that this process started, directly or not.
-func usageOfAll() (usage, error) {
+// process is one of the machine's, with its CPU time and that of its programs that have ended, in milliseconds.
+type process struct {
+	name        string
+	parent      int
+	self, ended float64
+}
+
+// descendants returns the processes that a process started, directly or not.
+func descendants(of int) (map[int]process, error) {
 	const tick = 10 // ms, USER_HZ
-	type process struct {
-		name        string
-		parent      int
-		self, ended float64
-	}
 	all := map[int]process{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -133,18 +135,28 @@ func usageOfAll() (usage, error) {
 		}
 		all[pid] = p
 	}
-	u := usage{}
+	started := map[int]process{}
 	for pid, p := range all {
 		at := pid
-		for at != os.Getpid() && at != 0 {
+		for at != of && at != 0 {
 			at = all[at].parent
 		}
 		if at != 0 && pid != at {
-			u[p.name] += p.self
-			u[p.name+"'s programs"] += p.ended
+			started[pid] = p
 		}
 	}
-	return u, nil
+	return started, nil
+}
+
+// usageOfAll returns the usage of all that this process started, directly or not.
+func usageOfAll() (usage, error) {
+	all, err := descendants(os.Getpid())
+	u := usage{}
+	for _, p := range all {
+		u[p.name] += p.self
+		u[p.name+"'s programs"] += p.ended
+	}
+	return u, err
 }
 
 // sub takes away what was used before.

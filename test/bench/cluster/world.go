@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +39,7 @@ var scheme = func() *runtime.Scheme {
 type world struct {
 	*lab.Cluster
 	client client.WithWatch
+	pods   []int           // the processes of stayput's pods, if it was installed with pods
 	life   context.Context // ends before the cluster does
 	stop   context.CancelFunc
 }
@@ -91,6 +93,26 @@ func (w *world) install(ctx context.Context, o lab.ProcessOptions) error {
 	}
 	if o.Controllers > 1 {
 		go w.keepControllers()
+	}
+	return nil
+}
+
+// installPods installs stayput as users do, with Helm. On an error it ends the cluster.
+func (w *world) installPods(ctx context.Context, values map[string]any) error {
+	values["controller"] = map[string]any{"logLevel": "info"}
+	if err := w.Install(ctx, lab.InstallOptions{Values: values}); err != nil {
+		return w.end(ctx, err)
+	}
+	for _, n := range append([]*lab.ClusterNode{w.ControlNode}, w.Nodes...) {
+		all, err := descendants(n.Pid())
+		if err != nil {
+			return w.end(ctx, err)
+		}
+		for pid, p := range all {
+			if strings.HasPrefix(p.name, "stayput-") {
+				w.pods = append(w.pods, pid)
+			}
+		}
 	}
 	return nil
 }
