@@ -41,7 +41,7 @@ func (b bound) uid(s *sight) string {
 }
 
 // fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. However many
-// ask, it works for a fifth of the time at most, up to restMost between two answers.
+// ask, it rests for restTimes as long as an answer took, up to restMost. While many pods end somebody always asks.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
@@ -49,7 +49,10 @@ type fresh[T any] struct {
 	rest time.Time // the next one begins then
 }
 
-const restMost = 500 * time.Millisecond
+const (
+	restTimes = 16
+	restMost  = 500 * time.Millisecond
+)
 
 type asked[T any] struct {
 	done  chan struct{}
@@ -78,7 +81,7 @@ func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
 	begin := time.Now()
 	a.value, a.err = take()
 	end := time.Now()
-	f.rest = end.Add(min(4*end.Sub(begin), restMost))
+	f.rest = end.Add(min(restTimes*end.Sub(begin), restMost))
 	return a.value, a.err
 }
 
