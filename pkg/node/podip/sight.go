@@ -41,7 +41,7 @@ func (b bound) uid(s *sight) string {
 }
 
 // fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. However many
-// ask, it rests for restTimes as long as an answer took, up to restMost. While many pods end somebody always asks.
+// ask, it rests for restTimes as long as an answer took, up to restMost: while many pods end, it is always asked.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
