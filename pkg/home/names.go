@@ -59,6 +59,9 @@ const (
 // Service, and the Secret with its certificate.
 const GateWebhook = "stayput-gate"
 
+// GateWebhookRecorded is the name of the webhook of that configuration for pods that may be recorded.
+const GateWebhookRecorded = "recorded.gate.stayput.io"
+
 // GatePolicies is the name of the ConfigMap with the policies that take the webhook's place once all API servers have
 // such.
 const GatePolicies = "stayput-gate-policies"

@@ -165,11 +165,6 @@ timeoutSeconds: 2
 sideEffects: None
 reinvocationPolicy: Never
 admissionReviewVersions: [v1]
-namespaceSelector:
-  matchExpressions:
-  - key: kubernetes.io/metadata.name
-    operator: NotIn
-    values: [{{ $.Release.Namespace }}]
 rules:
 - apiGroups: [""]
   apiVersions: [v1]

@@ -31,11 +31,15 @@ import (
 // gateEvery is how often the ConfigMap of a namespace is read again, in case it was changed.
 const gateEvery = 10 * time.Minute
 
-// gating tells the admission policy whose pods to gate.
+// everyNamespace is the request that is about none: whether there is anything to gate at all.
+const everyNamespace = ""
+
+// gating tells the admission policy, or the webhook, whose pods to gate.
 type gating struct {
 	client client.Client
 	live   client.Reader // ConfigMaps are not cached: the controller may only read this one by name
 	kruise *openKruise
+	scope  *scope // nil if no webhook gates pods
 	// uninstalling reports whether stayput is being uninstalled.
 	uninstalling func() bool
 	// again delivers after stayput turned out to be still installed: others have deleted the ConfigMaps.
@@ -65,6 +69,9 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 			stateSpecMoved)),
 		c.Watch(source.TypedFunc[string](func(ctx context.Context,
 			queue workqueue.TypedRateLimitingInterface[string]) error {
+			if g.scope != nil {
+				queue.Add(everyNamespace)
+			}
 			go g.sayAgain(ctx, func() []string { return everyState(ctx, g.client, namespaceOf) }, queue.Add)
 			return nil
 		})),
@@ -95,7 +102,7 @@ func (g *gating) sayAgain(ctx context.Context, namespaces func() []string, enque
 	}
 }
 
-// Reconcile brings the ConfigMap of one namespace up to date.
+// Reconcile brings the ConfigMap of one namespace up to date, and then what the API server asks the webhook about.
 func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Result, error) {
 	if g.uninstalling() {
 		g.forget(namespace) // others delete it
@@ -104,6 +111,10 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	runs, err := g.kruise.runs()
 	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
+	}
+	if namespace == everyNamespace {
+		trusted, err := g.keepScope(ctx)
+		return reconcile.Result{RequeueAfter: trusted}, err
 	}
 	var all kruisev1alpha1.PersistentPodStateList
 	if !runs {
@@ -121,11 +132,23 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 			return orLater(err)
 		}
 	}
+	if _, err := g.keepScope(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
 	if lines == "" {
 		g.forget(namespace)
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
+}
+
+// keepScope keeps the webhook to the namespaces that have PersistentPodStates, if a webhook gates pods, and returns how
+// long that is trusted.
+func (g *gating) keepScope(ctx context.Context) (trusted time.Duration, err error) {
+	if g.scope == nil {
+		return 0, nil
+	}
+	return g.scope.keep(ctx, func() ([]string, error) { return g.namespaces(ctx) })
 }
 
 // gateLines names the workloads whose pods are gated because of their PersistentPodStates, empty if there are none. The
