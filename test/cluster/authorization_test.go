@@ -291,6 +291,7 @@ var rights = func() []right {
 			true},
 		{"end the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), true},
 		{"delete the binding that gates pods of pools", asUninstall, remove(mapBindingKind, "stayput-gate-pools"), true},
+		{"delete the binding that labels namespaces", asUninstall, remove(mapBindingKind, "stayput-default-pools"), true},
 		{"find gated pods", asUninstall, list(podKind, "spec.nodeName=", true), true},
 		{"ungate a pod", asUninstall,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`),

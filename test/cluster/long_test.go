@@ -34,7 +34,7 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 	}
 	const (
 		hook     = "mutatingwebhookconfiguration.admissionregistration.k8s.io/stayput-gate"
-		policies = 6 // with their bindings
+		policies = 8 // with their bindings
 	)
 	for _, helm := range []string{"uninstalls", "upgrades"} {
 		if helm == "upgrades" { // and the API server reaches no pods, as with some providers

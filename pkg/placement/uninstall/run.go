@@ -66,7 +66,7 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	for _, o := range []client.Object{
 		named(webhooks, home.GateWebhook), named(bindings, home.PolicyGateAnnotated),
 		named(bindings, home.PolicyGateRecorded),
-		named(bindings, home.PolicyGatePools), installation,
+		named(bindings, home.PolicyGatePools), named(bindings, home.PolicyDefaultPools), installation,
 	} {
 		name := o.GetName()
 		switch err := c.Delete(ctx, o); {
@@ -84,7 +84,8 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	}
 	// Those that the controllers have put in the webhook's place are of no release yet.
 	policies := bindings.GroupVersion().WithKind("MutatingAdmissionPolicy")
-	for _, name := range []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools} {
+	for _, name := range []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools,
+		home.PolicyDefaultPools} {
 		if err := c.Delete(ctx, named(policies, name)); err != nil && !missing(err) {
 			say("deleting the policy %s, which no longer has any effect: %v", name, err)
 		}
