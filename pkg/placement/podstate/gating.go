@@ -132,8 +132,10 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 			return orLater(err)
 		}
 	}
-	if _, err := g.keepScope(ctx); err != nil {
-		return reconcile.Result{}, err
+	if g.scope != nil && !g.scope.says(namespace, lines != "") { // to list all is dear
+		if _, err := g.keepScope(ctx); err != nil {
+			return reconcile.Result{}, err
+		}
 	}
 	if lines == "" {
 		g.forget(namespace)
@@ -142,12 +144,9 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
 }
 
-// keepScope keeps the webhook to the namespaces that have PersistentPodStates, if a webhook gates pods, and returns how
-// long that is trusted.
+// keepScope keeps the webhook that gates pods to the namespaces that have PersistentPodStates, and returns how long
+// that is trusted.
 func (g *gating) keepScope(ctx context.Context) (trusted time.Duration, err error) {
-	if g.scope == nil {
-		return 0, nil
-	}
 	return g.scope.keep(ctx, func() ([]string, error) { return g.namespaces(ctx) })
 }
 

@@ -36,6 +36,13 @@ type scope struct {
 	until time.Time // that is trusted until then
 }
 
+// says reports whether it is trusted that the webhook is kept to namespaces among which one is, or is not.
+func (s *scope) says(namespace string, among bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.until) && slices.Contains(s.names, namespace) == among
+}
+
 // unhookedFor is how long it is trusted that there is no webhook: Helm makes it after the controllers.
 const unhookedFor = 30 * time.Second
 

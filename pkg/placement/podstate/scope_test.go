@@ -60,6 +60,9 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		time.Sleep(next)
 		keep("a")
 		want("a")
+		if !s.says("a", true) || !s.says("b", false) || s.says("a", false) || s.says("b", true) {
+			t.Errorf("it does not know what it is kept to: %v", s.names)
+		}
 		keep("a", "b")
 		want("a", "b")
 		keep("stayput-system", "b")
@@ -72,6 +75,9 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		config.Webhooks[1].NamespaceSelector = nil
 		must.Do(t, api.Update(t.Context(), config))
 		time.Sleep(next)
+		if s.says("a", false) {
+			t.Error("trusts what it wrote for ever")
+		}
 		keep()
 		want()
 	})
