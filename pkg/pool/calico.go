@@ -140,11 +140,26 @@ func (b *Book) SetContact(node string, renewed, now time.Time) {
 }
 
 // ToObserve reports whether Calico's IPAM is to be asked about an address before it is reviewed.
-func (f *facts) ToObserve(a netip.Addr) bool {
+func (f *facts) ToObserve(a netip.Addr, now time.Time) bool {
 	p := f.ips[a]
-	return p != nil && p.Mode == Calico && !p.unconfirmed() && f.pods[p.PodUID] == nil &&
-		(!p.gone() && !f.ends[p.PodUID].freed(a) || f.allocations[a].Handle != "")
+	if p == nil || p.Mode != Calico || p.unconfirmed() {
+		return false
+	}
+	if pod := f.pods[p.PodUID]; pod != nil {
+		return pod.starting() && !now.Before(pod.Created.Add(startsWithin))
+	}
+	return !p.gone() && !f.ends[p.PodUID].freed(a) || f.allocations[a].Handle != ""
 }
+
+// starting reports whether a pod has a node, and no address yet.
+func (p *Pod) starting() bool { return p.alive() && p.Node != "" && !p.ReportedIP.IsValid() }
+
+// startsWithin is how long a pod takes to start as a rule: Calico's IPAM is not asked about it earlier.
+const startsWithin = time.Minute
+
+// addGivenUp is after how long no ADD is under way any more that has allocated an address: kubelet gives up twice its
+// runtimeRequestTimeout, of two minutes by default, after it has asked for the sandbox, and the runtime ends the ADD.
+const addGivenUp = 4 * time.Minute
 
 // observedGood is how long what Calico's IPAM has said is good for a decision.
 const observedGood = 10 * time.Second

@@ -126,7 +126,7 @@ func TestWhatCalicoSaidBeforeThePodsEndSaysNothing(t *testing.T) {
 	b.SetPod(Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Created: noon})
 	b.DatePods("99", noon)
 	b.RemovePod("u", "100", noon)
-	if f := b.Fence(b.PodIP(a), noon); f.Verdict == Yes || !b.ToObserve(a) {
+	if f := b.Fence(b.PodIP(a), noon); f.Verdict == Yes || !b.ToObserve(a, noon) {
 		t.Errorf("%+v", f)
 	}
 	b.SetAllocation(a, Allocation{At: noon})
@@ -251,6 +251,89 @@ func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
 	}
 }
 
+// An allocation of the pod itself that outlasts every ADD keeps it from starting: it is freed, and nothing else is.
+func TestAnAllocationThatKeepsItsPodFromStartingIsFreed(t *testing.T) {
+	a := netip.MustParseAddr("10.244.240.1")
+	held := Allocation{Handle: "net.1", Namespace: "default", Pod: "web-0", Node: "n1"}
+	for name, c := range map[string]struct {
+		pod     func(*Pod)
+		is      func(*Allocation)
+		node    func(*Node)
+		seen    time.Duration // since it was allocated, by the first look
+		contact time.Duration // after that, zero if there was none
+		asks    bool
+		frees   bool
+	}{
+		"it does":                      {seen: 5 * time.Minute, contact: 5 * time.Minute, asks: true, frees: true},
+		"an ADD may be under way":      {seen: addGivenUp - 1, contact: 1, asks: true},
+		"its kubelet was heard before": {seen: 5 * time.Minute, contact: addGivenUp - 1, asks: true},
+		"its kubelet is silent":        {seen: 5 * time.Minute, asks: true},
+		"it has started": {pod: func(p *Pod) { p.ReportedIP = a }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute},
+		"it ends": {pod: func(p *Pod) { p.Ending = true }, seen: 5 * time.Minute, contact: 5 * time.Minute},
+		"it has no node yet": {pod: func(p *Pod) { p.Node = "" }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute},
+		"it is new": {pod: func(p *Pod) { p.Created = noon.Add(5*time.Minute - startsWithin + 1) }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute},
+		"another pod has it": {is: func(a *Allocation) { a.Pod = "web-1" }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute, asks: true},
+		"another node has it": {is: func(a *Allocation) { a.Node = "n2" }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute, asks: true},
+		"it is free": {is: func(a *Allocation) { *a = Allocation{} }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute, asks: true},
+		"its node is lost": {node: func(n *Node) { n.Ready = false }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute, asks: true},
+		"its node is back just now": {node: func(n *Node) { n.ReadySince = noon.Add(5*time.Minute - felixGrace + 1) },
+			seen: 5 * time.Minute, contact: 5 * time.Minute, asks: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
+			b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "p", Mode: Calico, Namespace: "default", PodName: "web-0",
+				PodUID: "u", Keep: Keep{WhileOwned: true}, Held: true})
+			pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "n1", Created: noon.Add(-time.Hour), Assigned: []Address{
+				{Interface: "eth0", Pool: "p", Mode: Calico, Prefix: netip.PrefixFrom(a, 32)}}}
+			node := Node{Name: "n1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true}
+			is := held
+			if c.pod != nil {
+				c.pod(&pod)
+			}
+			if c.is != nil {
+				c.is(&is)
+			}
+			if c.node != nil {
+				c.node(&node)
+			}
+			b.SetPod(pod)
+			b.SetNode(node)
+			is.At = noon
+			b.SetAllocation(a, is)
+			if c.contact > 0 {
+				b.SetContact("n1", noon, noon.Add(c.contact))
+				b.SetContact("n1", noon.Add(time.Second), noon.Add(c.contact+time.Second))
+			}
+			now := noon.Add(c.seen)
+			is.At = now
+			b.SetAllocation(a, is)
+			plan := b.Review(a, now, nil)
+			if asks := b.ToObserve(a, now); asks != c.asks {
+				t.Errorf("Calico's IPAM is asked: %t", asks)
+			}
+			if c.asks && !c.frees && !plan.Until.After(now) {
+				t.Errorf("it is not reviewed again: %+v", plan)
+			}
+			var frees bool
+			for _, w := range plan.Writes {
+				if w, ok := w.(FreeAllocation); ok {
+					frees = w.Allocation == b.allocations[a] && w.If[0].Unstarted.Sandbox == "net.1"
+				}
+			}
+			if frees != c.frees {
+				t.Errorf("%+v", plan)
+			}
+		})
+	}
+}
+
 // importing is a Book with an address that was imported with its pod, which runs with it, outside of its pool's subnet.
 func importing(t *testing.T) (*Book, netip.Addr) {
 	t.Helper()
@@ -265,7 +348,7 @@ func importing(t *testing.T) (*Book, netip.Addr) {
 	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a,
 		Created: noon.Add(-time.Hour)})
 	is := b.CalicoPool("blue")
-	if len(is.Outside) != 1 || is.Outside[0] != a || len(is.Unconfirmed) != 1 || b.ToObserve(a) {
+	if len(is.Outside) != 1 || is.Outside[0] != a || len(is.Unconfirmed) != 1 || b.ToObserve(a, noon) {
 		t.Fatalf("%+v", is)
 	}
 	return b, a
@@ -360,7 +443,7 @@ func TestAnImportedAddressIsItsPodsOwn(t *testing.T) {
 	confirmed := *b.PodIP(a)
 	confirmed.Version, confirmed.Phase, confirmed.StatusUID, confirmed.Node = "2", Bound, "old", "node-1"
 	b.SetPodIP(confirmed)
-	if !b.ToObserve(a) || len(b.CalicoPool("blue").Unconfirmed) != 0 {
+	if !b.ToObserve(a, noon) || len(b.CalicoPool("blue").Unconfirmed) != 0 {
 		t.Error("it is not asked about")
 	}
 	b.SetAllocation(a, Allocation{At: noon})

@@ -26,6 +26,7 @@ type calico struct {
 	// reserved are addresses that are reserved one by one, and since when; nil if ordinary pods get no addresses.
 	reserved  map[netip.Addr]time.Time
 	confirmed int // addresses that were imported, and known to be their pods'
+	unblocked int // allocations that a controller freed of pods that exist
 }
 
 // leak is an allocation that the garbage collection takes for a leak.
@@ -59,7 +60,7 @@ func (w *world) Allocation(_ context.Context, a netip.Addr) (Allocation, error) 
 
 // observe is what a controller reads before it reviews an address.
 func (w *world) observe(c *controller, a netip.Addr) {
-	if w.calico != nil && c.book.ToObserve(a) {
+	if w.calico != nil && c.book.ToObserve(a, w.Now()) {
 		is, _ := w.Allocation(context.Background(), a)
 		c.book.SetAllocation(a, is)
 	}
@@ -205,6 +206,35 @@ func (w *world) calicoGoesOn(n *node) {
 	n.adds = nil
 }
 
+// noting is an ADD of Calico's plugin that has allocated addresses and has yet to note the sandbox on its pod.
+type noting struct {
+	pod, is Pod
+	handle  string
+	at      time.Time
+}
+
+// calicoNotes is what becomes of ADDs that have allocated addresses: each notes its sandbox, and the pod answers, or it
+// fails, as the API server is away. Then its DEL may come later, or never.
+func (w *world) calicoNotes(n *node) {
+	all := n.notes
+	n.notes = nil
+	for _, add := range all {
+		now, exists := w.pods.objs[add.pod.Name]
+		switch late := w.now.Sub(add.at) >= addGivenUp; {
+		case !n.on:
+		case !late && !w.calm && (!n.kubelet || w.some(30)):
+			n.notes = append(n.notes, add)
+		case late || !n.kubelet || w.some(40) || !exists || now.UID != add.pod.UID || n.sandboxes[add.pod.UID] != nil:
+			w.logf("%s: the ADD %s fails", n.name, add.handle)
+			if w.some(40) {
+				n.dels = append(n.dels, add.handle)
+			}
+		default:
+			w.calicoStarts(n, add.pod, add.is, add.handle)
+		}
+	}
+}
+
 // ordinary is an address for a pod that asks for none: one of few that is free and was not reserved.
 func (w *world) ordinary(reserved map[netip.Addr]time.Time) []Address {
 	from := w.r.IntN(3)
@@ -260,6 +290,16 @@ func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time
 	for _, a := range is.Assigned {
 		w.allocate(a.Prefix.Addr(), n, p, handle)
 	}
+	if !w.calm && !is.ReportedIP.IsValid() && w.some(15) {
+		w.logf("%s: the ADD %s of %s %s has %v", n.name, handle, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
+		n.notes = append(n.notes, noting{p, is, handle, w.now})
+		return
+	}
+	w.calicoStarts(n, p, is, handle)
+}
+
+// calicoStarts is the end of an ADD: the sandbox is noted on its pod, which answers.
+func (w *world) calicoStarts(n *node, p, is Pod, handle string) {
 	for uid, other := range n.sandboxes { // of one name there is one interface
 		if uid != p.UID && n.owners[uid].Name == p.Name {
 			other.up = false
@@ -269,7 +309,7 @@ func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time
 	n.owners[p.UID] = p
 	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
 	if now, exists := w.pods.objs[p.Name]; exists && now.UID == p.UID && now.Node == n.name {
-		now.ReportedIP, now.Version = is.Assigned[0].Prefix.Addr(), w.version()
+		now.ReportedIP, now.Sandbox, now.Version = is.Assigned[0].Prefix.Addr(), handle, w.version()
 		w.pods.put(p.Name, now)
 	}
 }
@@ -382,13 +422,12 @@ func (w *world) homonym(p PodIP) bool {
 		pod.Node == w.blocks[p.Addr].Node && pod.Node != ""
 }
 
-// blocked reports whether a pod cannot start because of an allocation of its own: its node lost the sandbox, with what
-// the runtime knew of it, before Calico's plugin had noted that the pod has the address. Calico keeps it while the pod
-// exists; once that is deleted, it is freed here. So is that of an ADD which was under way during a restore, for a pod
-// that has not been placed since.
+// blocked reports whether a pod cannot start because of an allocation that is not of its name and node: that of an ADD
+// which was under way during a restore, for a pod that has not been placed since.
 func (w *world) blocked(p Pod) bool {
-	return w.calico != nil && !p.ReportedIP.IsValid() && slices.ContainsFunc(p.Assigned, func(a Address) bool {
-		is := w.blocks[a.Prefix.Addr()]
-		return is.Pod == p.Name || is.Handle != "" && w.restores > 0
-	})
+	return w.calico != nil && !p.ReportedIP.IsValid() && w.restores > 0 &&
+		slices.ContainsFunc(p.Assigned, func(a Address) bool {
+			is := w.blocks[a.Prefix.Addr()]
+			return is.Handle != "" && (is.Pod != p.Name || is.Node != p.Node)
+		})
 }

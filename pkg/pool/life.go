@@ -102,6 +102,8 @@ func (d *reviewing) plan() Plan {
 		return d.end("its pod has other addresses", nil)
 	case pod.alive() && p.Mode == Calico && pod.ReportedIP.IsValid() && pod.has(p.Addr) && !p.boundOn(pod.Node):
 		return d.bind()
+	case p.Mode == Calico && pod.starting():
+		return d.unblock()
 	case pod.alive():
 		return Plan{}
 	}
@@ -143,6 +145,27 @@ func (d *reviewing) bind() Plan {
 	again := *d.ip
 	again.Phase, again.StatusUID, again.Node, again.Since = Bound, d.pod.UID, d.pod.Node, d.now
 	return Plan{Writes: []Write{StatusIP{PodIP: again}}}
+}
+
+// unblock frees the allocation of a pod that cannot start because of it. If the API server goes away after Calico's
+// plugin has allocated the address and before it has noted the sandbox on the pod, that sandbox may never be deleted:
+// containerd forgets one whose ADD failed though its DEL failed, too. Each later ADD finds the address taken, and
+// Calico's garbage collection frees none of a pod that exists. The address stays the pod's, and reserved.
+func (d *reviewing) unblock() Plan {
+	p, pod, a := d.ip, d.pod, d.allocations[d.addr]
+	first, ended := pod.Created.Add(startsWithin), a.Since.Add(addGivenUp)
+	switch {
+	case d.now.Before(first):
+		return Plan{Until: first}
+	case a.Handle == "" || !a.isOf(p) || a.Node != pod.Node || !d.nodes[pod.Node].settled(d.now):
+		return Plan{Until: d.now.Add(addGivenUp)}
+	case d.now.Before(ended):
+		return Plan{Until: ended}
+	case !d.situation(p, d.now).contacted(pod.Node, ended): // kubelet would have reported that the pod has started
+		return Plan{Contact: []string{pod.Node}, Until: d.now.Add(contactEvery)}
+	}
+	return Plan{Writes: []Write{FreeAllocation{Addr: d.addr, Allocation: a, If: []Check{{Unstarted: &Pod{UID: pod.UID,
+		Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node, Sandbox: a.Handle}}}}}}
 }
 
 // confirm decides about an address that was imported from Calico with the pod that had it. Before it was reserved, that

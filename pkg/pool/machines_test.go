@@ -211,6 +211,9 @@ func (n *node) busy(uid UID) bool {
 	for _, add := range n.adds {
 		created = created || add.pod.UID == uid
 	}
+	for _, add := range n.notes {
+		created = created || add.pod.UID == uid
+	}
 	return created || n.sandboxes[uid] != nil && n.sandboxes[uid].pending
 }
 
@@ -561,7 +564,8 @@ func (w *world) goOn() {
 	all = append(all, w.workloadsAct, w.schedule)
 	if w.calico != nil {
 		for _, n := range w.nodes {
-			all = append(all, func() { w.renews(n) }, func() { w.lateDels(n) }, func() { w.calicoGoesOn(n) })
+			all = append(all, func() { w.renews(n) }, func() { w.lateDels(n) }, func() { w.calicoGoesOn(n) },
+				func() { w.calicoNotes(n) })
 		}
 	}
 	w.r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -830,7 +834,7 @@ func (w *world) forgotten(n *node) {
 
 func (w *world) powerOff(n *node) {
 	n.on, n.lost, n.unsuspecting = false, false, false
-	n.adds = nil
+	n.adds, n.notes = nil, nil
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		if handle := n.sandboxes[uid].handle; handle != "" {
 			n.dels = append(n.dels, handle)
@@ -1193,6 +1197,7 @@ func (w *world) rest(most int) {
 			w.agentActs(n)
 			if w.calico != nil {
 				w.calicoGoesOn(n)
+				w.calicoNotes(n)
 				w.renews(n)
 			}
 			w.oracle()

@@ -208,15 +208,17 @@ func TestRestoresThatTakeSecondsAreNoticed(t *testing.T) {
 
 // With pools of Calico's, its garbage collection, its plugin, Felix and late DELs are actors, too.
 func TestCalicosOwnActorsDoNoHarm(t *testing.T) {
-	hands, freed, collected := 0, 0, 0
+	hands, freed, collected, unblocked := 0, 0, 0, 0
 	for w := range histories(t, 500, calicoPools) {
 		hands, freed, collected = hands+w.hands, freed+w.calico.freed, collected+w.calico.gced
+		unblocked += w.calico.unblocked
 	}
-	if hands == 0 || freed == 0 || collected == 0 {
-		t.Errorf("%d addresses changed hands, %d were freed here, and %d collected on nodes that exist", hands, freed,
-			collected)
+	if hands == 0 || freed == 0 || collected == 0 || unblocked == 0 {
+		t.Errorf("%d addresses changed hands, %d were freed here, %d of them of pods that exist, and %d collected on nodes "+
+			"that exist", hands, freed, unblocked, collected)
 	}
-	t.Logf("addresses that changed hands: %d; freed here: %d; collected on nodes that exist: %d", hands, freed, collected)
+	t.Logf("addresses that changed hands: %d; freed here: %d, of pods that exist: %d; collected on nodes that exist: %d",
+		hands, freed, unblocked, collected)
 }
 
 // Ordinary pods want more addresses than there are, and those of some are imported while they run, end and are made
@@ -276,7 +278,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	case calicoPools:
 		w.becomeCalico()
 		deeds = append(slices.Clone(deeds), deed{8, func(w *world) { w.collects() }},
-			deed{4, func(w *world) { w.reinstall(pickOne(w.r, w.nodes)) }})
+			deed{4, func(w *world) { w.reinstall(pickOne(w.r, w.nodes)) }},
+			deed{6, func(w *world) { w.now = w.now.Add(time.Minute) }})
 	case importedPods:
 		w.becomeImporting()
 		deeds = slices.Concat(deeds, importDeeds, []deed{{8, func(w *world) { w.collects() }}})
@@ -399,6 +402,8 @@ var ruleNames = map[rule]struct {
 	forgottenEnds:        {"forgottenEnds", 307, calicoPools},
 	importsAreConfirmed:  {"importsAreConfirmed", 1, importedPods},
 	laterPodsHaveIt:      {"laterPodsHaveIt", 0, importedPods},
+	addsEnd:              {"addsEnd", 0, calicoPools},
+	startedIsLookedUp:    {"startedIsLookedUp", 0, calicoPools},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

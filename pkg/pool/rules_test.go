@@ -66,6 +66,8 @@ const (
 	forgottenEnds                    // Calico: after a restore nodes run what the cluster has forgotten
 	importsAreConfirmed              // Calico: what was read of a pod may be over before its address is reserved
 	laterPodsHaveIt                  // Calico: an allocation may be that of a later pod of the name
+	addsEnd                          // Calico: a sandbox may be about to start that has the address
+	startedIsLookedUp                // Calico: that it has not is read past the cache
 	rulesEnd
 )
 
@@ -210,6 +212,19 @@ var broke = []struct{ file, is, becomes string }{
 		`p.Adopted && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
 	{"write.go", `if is != nil && is.Node == want.Node && (`,
 		`if is != nil && is.Node == want.Node && !broken(laterPodsHaveIt) && (`},
+	{"calico.go", `const addGivenUp = 4 * time.Minute
+`, `var addGivenUp = 4 * time.Minute
+
+func givenUp() time.Duration {
+	if broken(addsEnd) {
+		return 0
+	}
+	return addGivenUp
+}
+`},
+	{"life.go", `a.Since.Add(addGivenUp)`, `a.Since.Add(givenUp())`},
+	{"write.go", `	if want := c.Unstarted; want != nil {`,
+		`	if want := c.Unstarted; want != nil && !broken(startedIsLookedUp) {`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

@@ -189,6 +189,7 @@ type node struct {
 	renewed time.Time // the Lease
 	dels    []string  // the handles of sandboxes that have ended, and whose DEL Calico has not had
 	adds    []reading // ADDs under way
+	notes   []noting  // those of them that have allocated addresses
 
 	probed map[UID]bool       // it found nobody else
 	found  map[UID]netip.Addr // what somebody else has
@@ -447,6 +448,9 @@ func (w *world) applied(wr Write) error {
 		}
 		delete(w.blocks, wr.Addr)
 		w.calico.freed++
+		if len(wr.If) > 0 && wr.If[0].Unstarted != nil {
+			w.calico.unblocked++
+		}
 	case HoldPool:
 		is, ok := w.pools.objs[wr.Name]
 		if !ok || is.Version != wr.Version {

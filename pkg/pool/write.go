@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -109,6 +110,9 @@ type Check struct {
 	Over *Pod
 	// Away names pods of which none may be on its node, but for one that was told of other addresses than ReportedIP.
 	Away *Pod
+	// Unstarted is a pod that must be on its node and have no address yet, and whose handle Sandbox must not be that of
+	// the sandbox which Calico's plugin has noted on it.
+	Unstarted *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string
 	// Among are nodes besides which there must be no other.
@@ -168,6 +172,16 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 		if is != nil && is.Node == want.Node && (is.Assigned == nil || is.has(want.ReportedIP)) {
 			return fmt.Errorf("pod %s/%s is on node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
+		}
+	}
+	if want := c.Unstarted; want != nil {
+		is, err := live.Pod(ctx, want.Namespace, want.Name)
+		if err != nil {
+			return err
+		}
+		if !is.starting() || is.UID != want.UID || is.Node != want.Node ||
+			is.Sandbox != "" && strings.HasSuffix(want.Sandbox, is.Sandbox) {
+			return fmt.Errorf("pod %s/%s has started or ended: %w", want.Namespace, want.Name, ErrStale)
 		}
 	}
 	if c.Off != "" {

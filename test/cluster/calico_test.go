@@ -148,6 +148,18 @@ func (b *ipamBlock) free(addr netip.Addr) {
 	}
 }
 
+// allocate has an address of the block allocated as Calico does, for put to write.
+func (b *ipamBlock) allocate(addr netip.Addr, to ipamAttributes) {
+	s, n, at := &b.Spec, b.ordinal(addr), len(b.Spec.Attributes)
+	s.Allocations[n], s.Attributes = &at, append(s.Attributes, to)
+	s.Unallocated = slices.DeleteFunc(s.Unallocated, func(free int) bool { return free == n })
+	if s.SequenceNumberForAllocation == nil {
+		s.SequenceNumberForAllocation = map[string]uint64{}
+	}
+	s.SequenceNumberForAllocation[fmt.Sprint(n)] = s.SequenceNumber
+	s.SequenceNumber++
+}
+
 // put writes a block, unless it has changed.
 func (b *ipamBlock) put(ctx context.Context, c *lab.Cluster) error {
 	body, err := json.Marshal(b)

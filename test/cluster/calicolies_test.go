@@ -99,13 +99,31 @@ spec: {mode: Calico, subnet: 10.244.241.0/26, addresses: [10.244.241.5]}
 	heirWaits("the node is back", time.Second)
 	m.who.end(t)
 
-	// 4. Nothing has leaked: once the address is released, the pod that waits has it.
+	// 4. Nothing has leaked: once the address is released, the pod that waits has it. While kubelet waits for a volume, an
+	// allocation is made as one ADD leaves it that loses the API server before it has noted its sandbox on the pod, and
+	// whose DEL is lost, too: it is freed once no ADD can be under way.
+	kubectl(t, c, "patch", "statefulset", "heir", "-n", ns, "--type=json", "-p", `[
+		{"op": "add", "path": "/spec/template/spec/volumes", "value": [{"name": "v", "configMap": {"name": "late"}}]},
+		{"op": "add", "path": "/spec/template/spec/containers/0/volumeMounts", "value": [{"name": "v", "mountPath": "/v"}]}]`)
+	kubectl(t, c, "delete", "pod", "heir-0", "-n", ns)
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	kubectl(t, c, "patch", "podip", m.addr.String(), "--type=merge", "-p", `{"spec": {"release": "Now"}}`)
-	if heir := ready(t, c, ns, "heir-0"); ip(t, heir) != m.addr {
-		t.Errorf("heir-0 has %s", heir.Status.PodIP)
+	saysOf(t, c, ns, "Pod", "heir-0", "FailedMount", `"late" not found`)
+	heir := getPod(t, c, ns, "heir-0")
+	const lost = "k8s-pod-network.0123abcd"
+	b := blockOf(t, c, m.addr)
+	b.allocate(m.addr, ipamAttributes{lost, map[string]string{"namespace": ns, "pod": "heir-0", "node": heir.Spec.NodeName}})
+	must.Do(t, b.put(testContext(t), c))
+	kubectl(t, c, "create", "configmap", "late", "-n", ns)
+	saysOf(t, c, ns, "Pod", "heir-0", "FailedCreatePodSandBox", "already exists")
+	must.Within(t, 8*time.Minute, "the allocation to be freed", func() bool {
+		is := blockOf(t, c, m.addr).of(m.addr)
+		return is == nil || is.Handle != lost
+	})
+	if is := ready(t, c, ns, "heir-0"); is.UID != heir.UID || ip(t, is) != m.addr {
+		t.Errorf("heir-0 has %s", is.Status.PodIP)
 	} else {
-		heldOn(t, c, heir)
+		heldOn(t, c, is)
 	}
 }
 

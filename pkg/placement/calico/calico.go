@@ -33,6 +33,11 @@ import (
 // AnnotationAddresses asks Calico's CNI plugin for addresses: a list of one of each family, in JSON.
 const AnnotationAddresses = "cni.projectcalico.org/ipAddrs"
 
+// AnnotationSandbox is where Calico's CNI plugin notes the ID of a pod's sandbox, once that has its addresses and
+// before the ADD succeeds (libcalico-go/lib/backend/k8s/conversion/constants.go). The handle of its addresses ends
+// with it.
+const AnnotationSandbox = "cni.projectcalico.org/containerID"
+
 // ErrNotServed says that the cluster has no Calico IPAM in this API server: Calico is not installed, or its datastore
 // is an etcd of its own.
 var ErrNotServed = errors.New("the API server serves no IPAMBlocks of Calico")

@@ -300,7 +300,7 @@ func signal(to chan<- struct{}) {
 // observeAllocation puts into the Book what Calico's IPAM says of an address, if that matters to its review.
 func (c *writer) observeAllocation(ctx context.Context, s *session, a netip.Addr) error {
 	c.mu.Lock()
-	ask := s.book.ToObserve(a)
+	ask := s.book.ToObserve(a, c.now())
 	c.unlock()
 	if !ask {
 		return nil

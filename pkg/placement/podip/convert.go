@@ -16,6 +16,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/calico"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/pkg/retention"
@@ -114,6 +115,7 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest tim
 		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
 		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
 		Terminal:   pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Sandbox:    pod.Annotations[calico.AnnotationSandbox],
 		Namespaced: in.labels,
 	}
 	if p.Node != "" {
