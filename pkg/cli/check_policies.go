@@ -75,10 +75,6 @@ var policiesOfCalico = []string{"stayput-calico", "stayput-calico-addresses"}
 // policiesOfAgents are there only if agents are installed.
 var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent", "stayput-agent-pools"}
 
-// gatePolicies are those that gate pods. They are not there if something else does.
-var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools,
-	home.PolicyDefaultPools}
-
 func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
 	f := findings{check: "policies"}
 	nominates, err := nominatesHomes(ctx, k, namespace)
@@ -93,7 +89,7 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 	kruise := err == nil
 	gates, byPolicies := checkGate(ctx, k, is)
 	for _, p := range policies {
-		if !byPolicies && slices.Contains(gatePolicies, p.name) {
+		if !byPolicies && slices.Contains(home.GatingPolicies, p.name) {
 			continue
 		}
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {

@@ -55,6 +55,9 @@ const (
 	PolicyUniqueTarget  = "stayput-unique-target"
 )
 
+// GatingPolicies are those by which pods are gated: they are not there if something else gates pods.
+var GatingPolicies = []string{PolicyGateAnnotated, PolicyGateRecorded, PolicyGatePools, PolicyDefaultPools}
+
 // GateWebhook is the name of the webhook that gates pods where no policy can: of its MutatingWebhookConfiguration, its
 // Service, and the Secret with its certificate.
 const GateWebhook = "stayput-gate"

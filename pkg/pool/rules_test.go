@@ -223,8 +223,10 @@ func givenUp() time.Duration {
 }
 `},
 	{"life.go", `a.Since.Add(addGivenUp)`, `a.Since.Add(givenUp())`},
-	{"write.go", `	if want := c.Unstarted; want != nil {`,
-		`	if want := c.Unstarted; want != nil && !broken(startedIsLookedUp) {`},
+	{"write.go", `	if !is.starting() || is.UID`, `	if broken(startedIsLookedUp) {
+		return ""
+	}
+	if !is.starting() || is.UID`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

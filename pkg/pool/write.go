@@ -135,53 +135,19 @@ func Holds(ctx context.Context, w Write, live Live) error {
 }
 
 func (c Check) holds(ctx context.Context, live Live) error {
-	if want := c.Gone; want != nil {
-		is, err := live.Pod(ctx, want.Namespace, want.Name)
+	for _, about := range []struct {
+		want  *Pod
+		unmet func(want, is *Pod) string
+	}{{c.Gone, exists}, {c.Over, goesOn}, {c.There, lacks}, {c.Away, isHere}, {c.Unstarted, startsOrEnds}} {
+		if about.want == nil {
+			continue
+		}
+		is, err := live.Pod(ctx, about.want.Namespace, about.want.Name)
 		if err != nil {
 			return err
 		}
-		if is != nil && is.UID == want.UID {
-			return fmt.Errorf("pod %s/%s exists: %w", want.Namespace, want.Name, ErrStale)
-		}
-	}
-	if want := c.Over; want != nil {
-		is, err := live.Pod(ctx, want.Namespace, want.Name)
-		if err != nil {
-			return err
-		}
-		if is != nil && is.UID == want.UID && !is.Terminal {
-			return fmt.Errorf("pod %s/%s has not ended: %w", want.Namespace, want.Name, ErrStale)
-		}
-	}
-	if want := c.There; want != nil {
-		is, err := live.Pod(ctx, want.Namespace, want.Name)
-		if err != nil {
-			return err
-		}
-		if !is.alive() || is.UID != want.UID {
-			return fmt.Errorf("pod %s/%s has ended: %w", want.Namespace, want.Name, ErrStale)
-		}
-		if want.Node == "" && is.Node != "" {
-			return fmt.Errorf("pod %s/%s has node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
-		}
-	}
-	if want := c.Away; want != nil {
-		is, err := live.Pod(ctx, want.Namespace, want.Name)
-		if err != nil {
-			return err
-		}
-		if is != nil && is.Node == want.Node && (is.Assigned == nil || is.has(want.ReportedIP)) {
-			return fmt.Errorf("pod %s/%s is on node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
-		}
-	}
-	if want := c.Unstarted; want != nil {
-		is, err := live.Pod(ctx, want.Namespace, want.Name)
-		if err != nil {
-			return err
-		}
-		if !is.starting() || is.UID != want.UID || is.Node != want.Node ||
-			is.Sandbox != "" && strings.HasSuffix(want.Sandbox, is.Sandbox) {
-			return fmt.Errorf("pod %s/%s has started or ended: %w", want.Namespace, want.Name, ErrStale)
+		if why := about.unmet(about.want, is); why != "" {
+			return fmt.Errorf("pod %s/%s %s: %w", about.want.Namespace, about.want.Name, why, ErrStale)
 		}
 	}
 	if c.Off != "" {
@@ -227,6 +193,47 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 	}
 	return nil
+}
+
+// What keeps a [Check] of a pod from being met, empty if nothing does: is is the pod of the name, nil if there is none.
+
+func exists(want, is *Pod) string {
+	if is != nil && is.UID == want.UID {
+		return "exists"
+	}
+	return ""
+}
+
+func goesOn(want, is *Pod) string {
+	if is != nil && is.UID == want.UID && !is.Terminal {
+		return "has not ended"
+	}
+	return ""
+}
+
+func lacks(want, is *Pod) string {
+	switch {
+	case !is.alive() || is.UID != want.UID:
+		return "has ended"
+	case want.Node == "" && is.Node != "":
+		return "has node " + is.Node
+	}
+	return ""
+}
+
+func isHere(want, is *Pod) string {
+	if is != nil && is.Node == want.Node && (is.Assigned == nil || is.has(want.ReportedIP)) {
+		return "is on node " + is.Node
+	}
+	return ""
+}
+
+func startsOrEnds(want, is *Pod) string {
+	if !is.starting() || is.UID != want.UID || is.Node != want.Node ||
+		is.Sandbox != "" && strings.HasSuffix(want.Sandbox, is.Sandbox) {
+		return "has started or ended"
+	}
+	return ""
 }
 
 // NoteIn puts into a Book that the write was made, before a watch says so: a look at the pod in between would place it

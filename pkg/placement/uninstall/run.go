@@ -63,11 +63,11 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 		return err
 	}
 	webhooks := schema.GroupVersionKind{Group: bindings.Group, Version: "v1", Kind: "MutatingWebhookConfiguration"}
-	for _, o := range []client.Object{
-		named(webhooks, home.GateWebhook), named(bindings, home.PolicyGateAnnotated),
-		named(bindings, home.PolicyGateRecorded),
-		named(bindings, home.PolicyGatePools), named(bindings, home.PolicyDefaultPools), installation,
-	} {
+	all := []client.Object{named(webhooks, home.GateWebhook)}
+	for _, name := range home.GatingPolicies {
+		all = append(all, named(bindings, name))
+	}
+	for _, o := range append(all, installation) {
 		name := o.GetName()
 		switch err := c.Delete(ctx, o); {
 		case missing(err) && name == home.GateWebhook: // most clusters gate by policies
@@ -84,8 +84,7 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	}
 	// Those that the controllers have put in the webhook's place are of no release yet.
 	policies := bindings.GroupVersion().WithKind("MutatingAdmissionPolicy")
-	for _, name := range []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools,
-		home.PolicyDefaultPools} {
+	for _, name := range home.GatingPolicies {
 		if err := c.Delete(ctx, named(policies, name)); err != nil && !missing(err) {
 			say("deleting the policy %s, which no longer has any effect: %v", name, err)
 		}
