@@ -197,7 +197,7 @@ spec: {ca: {secretName: internal}}
 // withCertManager starts a cluster with cert-manager.
 func withCertManager(t *testing.T) *lab.Cluster {
 	t.Helper()
-	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: withoutProxy})
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: lab.WebhooksByEndpoint})
 	_, err := lab.BuildCertManager(t.Context()) // without a timeout: it compiles
 	must.Do(t, err)
 	t.Cleanup(func() {

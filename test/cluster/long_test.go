@@ -25,7 +25,7 @@ var withoutPolicies = []string{
 // gated once at every moment, and Helm takes over what it finds.
 func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 	alone(t)
-	newer := append(slices.Clone(withoutProxy), "--endpoint-reconciler-type=lease")
+	newer := append(slices.Clone(lab.WebhooksByEndpoint), "--endpoint-reconciler-type=lease")
 	older := slices.Concat(newer, withoutPolicies)
 	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: older})
 	values := map[string]any{
@@ -116,7 +116,7 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 // from now on, the next takes away what did.
 func TestPodsAreGatedOnceOnTheWayFromTheWebhookToPoliciesAndBack(t *testing.T) {
 	alone(t)
-	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: withoutProxy})
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: lab.WebhooksByEndpoint})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: gatedBy("Webhook")}))
 	ns := namespace(t, c)
 	gatesSoon(t, c, ns)

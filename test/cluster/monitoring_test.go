@@ -67,7 +67,7 @@ func TestEveryRestingCounterHasATestThatMovesIt(t *testing.T) {
 func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 	alone(t)
 	// On stock host-local, so that the agents keep a configuration of their own. With a webhook, for its metric.
-	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local", APIServerArgs: withoutProxy},
+	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local", APIServerArgs: lab.WebhooksByEndpoint},
 		lab.InstallOptions{Values: map[string]any{
 			"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"},
 			"gate":  map[string]any{"mechanism": "Webhook"},

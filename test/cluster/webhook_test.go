@@ -20,9 +20,6 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// withoutProxy has the API server call webhooks by their Endpoints: the lab has no kube-proxy.
-var withoutProxy = []string{"--enable-aggregator-routing=true"}
-
 // gatedBy are values of the chart.
 func gatedBy(mechanism string) map[string]any {
 	return map[string]any{"gate": map[string]any{"mechanism": mechanism}}
@@ -31,7 +28,7 @@ func gatedBy(mechanism string) map[string]any {
 // As where the API server has no policies that gate pods.
 func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	alone(t)
-	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: withoutProxy})
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: lab.WebhooksByEndpoint})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: gatedBy("Webhook")}))
 	if is := gatingObjects(t, c); is != "mutatingwebhookconfiguration.admissionregistration.k8s.io/stayput-gate" {
 		t.Errorf("pods are gated by %s", is)

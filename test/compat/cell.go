@@ -40,11 +40,9 @@ func (c cell) gatedBy() string {
 }
 
 func (c cell) apiServerArgs() []string {
-	// It calls webhooks by their endpoints: the lab has no kube-proxy.
-	args := []string{"--enable-aggregator-routing=true"}
+	args := slices.Clone(lab.WebhooksByEndpoint)
 	if c.gatedBy() == betaPolicies {
-		args = append(args, "--feature-gates=MutatingAdmissionPolicy=true",
-			"--runtime-config=admissionregistration.k8s.io/v1beta1=true")
+		args = append(args, lab.BetaPolicies...)
 	}
 	if c.next != "" {
 		args = append(args, "--endpoint-reconciler-type=lease") // the controllers ask each API server by its endpoint

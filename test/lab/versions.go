@@ -39,6 +39,15 @@ const (
 	kubeProxyVersion  = "1.36.3" // the version skew policy allows an older one
 )
 
+// Flags of API servers, of [ClusterOptions.APIServerArgs].
+var (
+	// WebhooksByEndpoint has webhooks called by their Endpoints: the lab has no kube-proxy.
+	WebhooksByEndpoint = []string{"--enable-aggregator-routing=true"}
+	// BetaPolicies has MutatingAdmissionPolicies served where they are off by default: by 1.34 and 1.35.
+	BetaPolicies = []string{"--feature-gates=MutatingAdmissionPolicy=true",
+		"--runtime-config=admissionregistration.k8s.io/v1beta1=true"}
+)
+
 const (
 	containerdPrefix = "containerd-"
 	crioRuntime      = "crio"

@@ -238,16 +238,15 @@ const (
 )
 
 // gates are the flags of an API server so that pods are gated by policies, if its version has them only when told to.
-// Else it calls a webhook, by its endpoints: the lab has no kube-proxy.
+// Else it calls a webhook.
 func (b *bench) gates() []string {
 	switch b.kubernetes {
 	case "":
 		return nil
 	case "1.34", "1.35":
-		return []string{"--feature-gates=MutatingAdmissionPolicy=true",
-			"--runtime-config=admissionregistration.k8s.io/v1beta1=true"}
+		return lab.BetaPolicies
 	default:
-		return []string{"--enable-aggregator-routing=true"}
+		return lab.WebhooksByEndpoint
 	}
 }
 
