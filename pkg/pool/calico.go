@@ -151,14 +151,18 @@ func (f *facts) ToObserve(a netip.Addr, now time.Time) bool {
 	return !p.gone() && !f.ends[p.PodUID].freed(a) || f.allocations[a].Handle != ""
 }
 
-// starting reports whether a pod has a node, and no address yet.
-func (p *Pod) starting() bool { return p.alive() && p.Node != "" && !p.ReportedIP.IsValid() }
+// starting reports whether a pod has a node, and no ADD of Calico's plugin has come to its end. Kubelet reports the
+// address later, once it has the images.
+func (p *Pod) starting() bool {
+	return p.alive() && p.Node != "" && !p.ReportedIP.IsValid() && !p.Noted
+}
 
 // startsWithin is how long a pod takes to start as a rule: Calico's IPAM is not asked about it earlier.
 const startsWithin = time.Minute
 
-// addGivenUp is after how long no ADD is under way any more that has allocated an address: kubelet gives up twice its
-// runtimeRequestTimeout, of two minutes by default, after it has asked for the sandbox, and the runtime ends the ADD.
+// addGivenUp is after how long no ADD is under way any more that has allocated an address. What it has to do then takes
+// at most 90 s: it waits for the API server. Kubelet gives up twice its runtimeRequestTimeout, of two minutes by
+// default, after it has asked for the sandbox, and containerd ends the ADD.
 const addGivenUp = 4 * time.Minute
 
 // observedGood is how long what Calico's IPAM has said is good for a decision.

@@ -270,6 +270,8 @@ func TestAnAllocationThatKeepsItsPodFromStartingIsFreed(t *testing.T) {
 		"its kubelet is silent":        {seen: 5 * time.Minute, asks: true},
 		"it has started": {pod: func(p *Pod) { p.ReportedIP = a }, seen: 5 * time.Minute,
 			contact: 5 * time.Minute},
+		"an ADD has noted its end": {pod: func(p *Pod) { p.Noted = true }, seen: 5 * time.Minute,
+			contact: 5 * time.Minute},
 		"it ends": {pod: func(p *Pod) { p.Ending = true }, seen: 5 * time.Minute, contact: 5 * time.Minute},
 		"it has no node yet": {pod: func(p *Pod) { p.Node = "" }, seen: 5 * time.Minute,
 			contact: 5 * time.Minute},
@@ -324,7 +326,7 @@ func TestAnAllocationThatKeepsItsPodFromStartingIsFreed(t *testing.T) {
 			var frees bool
 			for _, w := range plan.Writes {
 				if w, ok := w.(FreeAllocation); ok {
-					frees = w.Allocation == b.allocations[a] && w.If[0].Unstarted.Sandbox == "net.1"
+					frees = w.Allocation == b.allocations[a] && w.If[0].Starting.Node == "n1" && w.If[0].Since != nil
 				}
 			}
 			if frees != c.frees {

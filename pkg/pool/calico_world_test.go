@@ -309,7 +309,7 @@ func (w *world) calicoStarts(n *node, p, is Pod, handle string) {
 	n.owners[p.UID] = p
 	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
 	if now, exists := w.pods.objs[p.Name]; exists && now.UID == p.UID && now.Node == n.name {
-		now.ReportedIP, now.Sandbox, now.Version = is.Assigned[0].Prefix.Addr(), handle, w.version()
+		now.ReportedIP, now.Noted, now.Version = is.Assigned[0].Prefix.Addr(), true, w.version()
 		w.pods.put(p.Name, now)
 	}
 }

@@ -883,7 +883,7 @@ func (o one) Now() time.Time { return noon }
 
 func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 	a, known := &Pod{UID: "a"}, &Audit{Version: "1", Mark: noon.Add(-time.Minute), Term: 7, Marks: 3}
-	starting := &Pod{UID: "a", Node: "n1", Sandbox: "net.1"}
+	starting := &Pod{UID: "a", Node: "n1"}
 	broken := errors.New("the API server is away")
 	for _, c := range []struct {
 		name  string
@@ -906,17 +906,15 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 			one{pod: &Pod{UID: "a", Node: "n1"}}, nil},
 		{"the pod must exist, and ends", Check{There: a}, one{pod: &Pod{UID: "a", Ending: true}}, ErrStale},
 		{"the pod must exist, and does not", Check{There: a}, one{}, ErrStale},
-		{"the pod must not have started, and has not", Check{Unstarted: starting}, one{pod: &Pod{UID: "a", Node: "n1"}}, nil},
-		{"it has not since its last sandbox", Check{Unstarted: starting},
-			one{pod: &Pod{UID: "a", Node: "n1", Sandbox: "0"}}, nil},
-		{"its sandbox is noted", Check{Unstarted: starting}, one{pod: &Pod{UID: "a", Node: "n1", Sandbox: "1"}}, ErrStale},
-		{"it has started", Check{Unstarted: starting},
+		{"the pod must not have started, and has not", Check{Starting: starting}, one{pod: &Pod{UID: "a", Node: "n1"}}, nil},
+		{"its addresses are noted", Check{Starting: starting}, one{pod: &Pod{UID: "a", Node: "n1", Noted: true}}, ErrStale},
+		{"it has started", Check{Starting: starting},
 			one{pod: &Pod{UID: "a", Node: "n1", ReportedIP: netip.MustParseAddr("10.0.0.1")}}, ErrStale},
-		{"it ends", Check{Unstarted: starting}, one{pod: &Pod{UID: "a", Node: "n1", Ending: true}}, ErrStale},
-		{"it is on another node", Check{Unstarted: starting}, one{pod: &Pod{UID: "a", Node: "n2"}}, ErrStale},
-		{"it is another pod", Check{Unstarted: starting}, one{pod: &Pod{UID: "b", Node: "n1"}}, ErrStale},
-		{"it does not exist", Check{Unstarted: starting}, one{}, ErrStale},
-		{"whether it has is unknown", Check{Unstarted: starting}, one{err: broken}, broken},
+		{"it ends", Check{Starting: starting}, one{pod: &Pod{UID: "a", Node: "n1", Ending: true}}, ErrStale},
+		{"it is on another node", Check{Starting: starting}, one{pod: &Pod{UID: "a", Node: "n2"}}, ErrStale},
+		{"it is another pod", Check{Starting: starting}, one{pod: &Pod{UID: "b", Node: "n1"}}, ErrStale},
+		{"it does not exist", Check{Starting: starting}, one{}, ErrStale},
+		{"whether it has is unknown", Check{Starting: starting}, one{err: broken}, broken},
 		{"the node is deleted", Check{Off: "n1"}, one{}, nil},
 		{"the node is out of service", Check{Off: "n1"}, one{node: &Node{Off: true}}, nil},
 		{"the node is out of service, and Ready", Check{Off: "n1"}, one{node: &Node{Off: true, Ready: true}}, ErrStale},

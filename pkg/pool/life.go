@@ -148,9 +148,9 @@ func (d *reviewing) bind() Plan {
 }
 
 // unblock frees the allocation of a pod that cannot start because of it. If the API server goes away after Calico's
-// plugin has allocated the address and before it has noted the sandbox on the pod, that sandbox may never be deleted:
-// containerd forgets one whose ADD failed though its DEL failed, too. Each later ADD finds the address taken, and
-// Calico's garbage collection frees none of a pod that exists. The address stays the pod's, and reserved.
+// plugin has allocated the address and before it has noted that on the pod, no DEL may ever come: containerd forgets a
+// sandbox whose ADD has failed though its DEL has failed, too. Each later ADD finds the address taken, and Calico's
+// garbage collection frees none of a pod that exists. The address stays the pod's, and reserved.
 func (d *reviewing) unblock() Plan {
 	p, pod, a := d.ip, d.pod, d.allocations[d.addr]
 	first, ended := pod.Created.Add(startsWithin), a.Since.Add(addGivenUp)
@@ -158,14 +158,24 @@ func (d *reviewing) unblock() Plan {
 	case d.now.Before(first):
 		return Plan{Until: first}
 	case a.Handle == "" || !a.isOf(p) || a.Node != pod.Node || !d.nodes[pod.Node].settled(d.now):
-		return Plan{Until: d.now.Add(addGivenUp)}
+		return Plan{Until: d.now.Add(startsWithin)}
 	case d.now.Before(ended):
 		return Plan{Until: ended}
-	case !d.situation(p, d.now).contacted(pod.Node, ended): // kubelet would have reported that the pod has started
+	case !d.situation(p, d.now).contacted(pod.Node, ended): // it may be what keeps the ADD from its end
 		return Plan{Contact: []string{pod.Node}, Until: d.now.Add(contactEvery)}
 	}
-	return Plan{Writes: []Write{FreeAllocation{Addr: d.addr, Allocation: a, If: []Check{{Unstarted: &Pod{UID: pod.UID,
-		Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node, Sandbox: a.Handle}}}}}}
+	known := d.audit
+	return Plan{Writes: []Write{FreeAllocation{Addr: d.addr, Allocation: a, If: []Check{{Since: &known,
+		Starting: &Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node}}}}}}
+}
+
+// NoteStarted notes that a pod was found to have started, or ended, when an allocation of it was to be freed.
+func (b *Book) NoteStarted(uid UID) {
+	if p := b.pods[uid]; p != nil {
+		is := *p
+		is.Noted = true
+		b.pods[uid] = &is
+	}
 }
 
 // confirm decides about an address that was imported from Calico with the pod that had it. Before it was reserved, that

@@ -160,9 +160,9 @@ type Pod struct {
 	// ReportedIP is the address with which it runs, by its status, the zero Addr if it has none. Without Has it is not
 	// from here.
 	ReportedIP netip.Addr
-	// Sandbox is the ID of the sandbox that Calico's plugin has noted on it last, empty if it has noted none. It is read
-	// past the caches only.
-	Sandbox string
+	// Noted says that Calico's plugin has noted on it that it has addresses, at the end of an ADD: then the next one
+	// releases these itself. The cache lacks that of pods which do not come back under their name.
+	Noted bool
 	// AllocateNew says that it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
 	AllocateNew bool
 	Workload    Workload

@@ -448,7 +448,7 @@ func (w *world) applied(wr Write) error {
 		}
 		delete(w.blocks, wr.Addr)
 		w.calico.freed++
-		if len(wr.If) > 0 && wr.If[0].Unstarted != nil {
+		if len(wr.If) > 0 && wr.If[0].Starting != nil {
 			w.calico.unblocked++
 		}
 	case HoldPool:

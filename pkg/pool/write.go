@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 )
 
@@ -110,9 +109,8 @@ type Check struct {
 	Over *Pod
 	// Away names pods of which none may be on its node, but for one that was told of other addresses than ReportedIP.
 	Away *Pod
-	// Unstarted is a pod that must be on its node and have no address yet, and whose handle Sandbox must not be that of
-	// the sandbox which Calico's plugin has noted on it.
-	Unstarted *Pod
+	// Starting is a pod that must be on its node, and of which no ADD has come to its end.
+	Starting *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string
 	// Among are nodes besides which there must be no other.
@@ -138,7 +136,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 	for _, about := range []struct {
 		want  *Pod
 		unmet func(want, is *Pod) string
-	}{{c.Gone, exists}, {c.Over, goesOn}, {c.There, lacks}, {c.Away, isHere}, {c.Unstarted, startsOrEnds}} {
+	}{{c.Gone, exists}, {c.Over, goesOn}, {c.There, lacks}, {c.Away, isHere}, {c.Starting, hasStarted}} {
 		if about.want == nil {
 			continue
 		}
@@ -228,9 +226,8 @@ func isHere(want, is *Pod) string {
 	return ""
 }
 
-func startsOrEnds(want, is *Pod) string {
-	if !is.starting() || is.UID != want.UID || is.Node != want.Node ||
-		is.Sandbox != "" && strings.HasSuffix(want.Sandbox, is.Sandbox) {
+func hasStarted(want, is *Pod) string {
+	if !is.starting() || is.UID != want.UID || is.Node != want.Node {
 		return "has started or ended"
 	}
 	return ""

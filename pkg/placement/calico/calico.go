@@ -33,10 +33,12 @@ import (
 // AnnotationAddresses asks Calico's CNI plugin for addresses: a list of one of each family, in JSON.
 const AnnotationAddresses = "cni.projectcalico.org/ipAddrs"
 
-// AnnotationSandbox is where Calico's CNI plugin notes the ID of a pod's sandbox, once that has its addresses and
-// before the ADD succeeds (libcalico-go/lib/backend/k8s/conversion/constants.go). The handle of its addresses ends
-// with it.
-const AnnotationSandbox = "cni.projectcalico.org/containerID"
+// Noted reports whether Calico's CNI plugin has noted on a pod, by its annotations, that it has addresses. It does
+// before an ADD succeeds, and takes that back before a DEL releases them: libcalico-go/lib/backend/k8s/resources/
+// workloadendpoint.go. An ADD of such a pod releases them first.
+func Noted(annotations map[string]string) bool {
+	return annotations["cni.projectcalico.org/podIP"] != "" || annotations["cni.projectcalico.org/podIPs"] != ""
+}
 
 // ErrNotServed says that the cluster has no Calico IPAM in this API server: Calico is not installed, or its datastore
 // is an etcd of its own.

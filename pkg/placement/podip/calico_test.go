@@ -2,6 +2,7 @@ package podip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -241,6 +243,84 @@ func TestAnImportedAddressIsReservedAndCountsTwoMinutesLater(t *testing.T) {
 	must.Do(t, a.Delete(t.Context(), ip))
 	if is := reserved(); !slices.Equal(is, both[:1]) {
 		t.Errorf("reserved are %v", is)
+	}
+}
+
+// An allocation that keeps its pod from starting is freed. If Calico's plugin has noted it on the pod, kubelet pulls
+// images, and has not reported the address yet: then it stays, and is asked about no more, though the cache lacks that.
+func TestOnlyAnAllocationThatNoADDHasNotedIsFreed(t *testing.T) {
+	for name, noted := range map[string]bool{"noted": true, "not noted": false} {
+		t.Run(name, func(t *testing.T) {
+			const address = "10.244.240.1"
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-x", UID: "web",
+				CreationTimestamp: metav1.NewTime(hometest.Noon), Annotations: map[string]string{
+					stayputv1alpha1.AnnotationAddresses: `[{"interface":"eth0","pool":"blue","mode":"Calico","address":"` + address +
+						`/24","guard":"policy-1/binding-1"}]`}}, Spec: corev1.PodSpec{NodeName: "node-1"}}
+			if noted {
+				pod.Annotations["cni.projectcalico.org/podIP"] = address + "/32"
+			}
+			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "node-1"},
+				Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: hometest.Noon}}}
+			block := ofCalico(calicoV1, "IPAMBlock", "10-244-240-0-26", map[string]any{"cidr": "10.244.240.0/26",
+				"allocations": []any{nil, int64(0)}, "attributes": []any{map[string]any{"handle_id": "net.1",
+					"secondary": map[string]any{"namespace": "default", "pod": "web-x", "node": "node-1"}}}})
+			a := newAPI(t, pod, lease, block,
+				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Status: corev1.NodeStatus{
+					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}},
+				aPool("blue", "", func(o *stayputv1alpha1.PodIPPool) {
+					o.Spec = stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeCalico, Subnet: "10.244.240.0/24"}
+				}),
+				&stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: address, UID: "ip",
+					Finalizers: []string{stayputv1alpha1.FinalizerInUse}},
+					Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeCalico, Namespace: "default",
+						PodName: "web-x", PodUID: "web", Interface: "eth0", Retention: "while-owned"}},
+				ofCalico(calicoV1, "IPPool", "default", map[string]any{"cidr": "10.244.0.0/16"}))
+			reads := 0
+			a.WithWatch = interceptor.NewClient(a.WithWatch, interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+					opts ...client.GetOption) error {
+					if o.GetObjectKind().GroupVersionKind().Kind == "IPAMBlock" {
+						reads++
+					}
+					return c.Get(ctx, key, o, opts...)
+				},
+			})
+			c := control(t, a)
+			c.ipam = calico.New(a, func(of schema.GroupVersionKind) (bool, error) {
+				return of.Group == calicoV1.Group, nil
+			}, c.now)
+			_, err := c.ipam.Read(t.Context())
+			must.Do(t, err)
+			for range 40 { // 6 min 40 s
+				a.now = a.now.Add(10 * time.Second)
+				lease.Spec.RenewTime = &metav1.MicroTime{Time: a.now}
+				audit := &stayputv1alpha1.PodIPAudit{}
+				must.Do(t, a.Get(t.Context(), client.ObjectKey{Name: stayputv1alpha1.PodIPAuditName}, audit))
+				audit.Spec.Mark = metav1.NewMicroTime(a.now)
+				must.Do(t, errors.Join(a.Update(t.Context(), lease), a.Update(t.Context(), audit)))
+				c.session.setAudit(pool.AuditOf(audit))
+				for range 3 { // the first time it may only be found out that the pod has started
+					c.line.now, c.line.later = append(c.line.now, c.line.later...), nil
+					for len(c.line.now) > 0 {
+						must.Do(t, c.step())
+					}
+				}
+			}
+			must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(block), block))
+			attributes, _, err := unstructured.NestedSlice(block.Object, "spec", "attributes")
+			must.Do(t, err)
+			if stays := len(attributes) == 1; stays != noted {
+				t.Errorf("the allocation stays: %t; %v", stays, block.Object)
+			}
+			before := reads
+			for range 12 {
+				a.now = a.now.Add(10 * time.Second)
+				c.works()
+			}
+			if noted && reads > before {
+				t.Errorf("Calico's IPAM is asked about a pod that has started, %d times", reads-before)
+			}
+		})
 	}
 }
 

@@ -115,7 +115,7 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest tim
 		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
 		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
 		Terminal:   pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
-		Sandbox:    pod.Annotations[calico.AnnotationSandbox],
+		Noted:      calico.Noted(pod.Annotations),
 		Namespaced: in.labels,
 	}
 	if p.Node != "" {

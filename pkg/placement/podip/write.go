@@ -322,6 +322,9 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	case pool.DeleteIP:
 		about = w.PodIP
 	default:
+		if free, ok := w.(pool.FreeAllocation); ok {
+			c.refreshStarting(ctx, s, free)
+		}
 		if r, err := c.audit(ctx); err == nil {
 			s.setAudit(r)
 		}
