@@ -19,7 +19,8 @@ type Service struct {
 	argv  []string
 	ready func(context.Context) error // one try, nil if ready once it runs
 	// keep restarts it when it exits by itself, as kubelet does with a static pod: the scheduler exits on a state that it
-	// cannot believe, such as a pod replaced while the API server was away (cache.UpdatePod).
+	// cannot believe, such as a pod replaced while the API server was away (cache.UpdatePod), and Felix, with 129, if its
+	// configuration changes.
 	keep bool
 
 	mu sync.Mutex
@@ -51,7 +52,13 @@ func (s *Service) Start(ctx context.Context) error {
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-p.Done():
-			return fmt.Errorf("%s ended: %w, see %s", s.name, p.Wait(), p.Log)
+			if !s.keep {
+				return fmt.Errorf("%s ended: %w, see %s", s.name, p.Wait(), p.Log)
+			}
+			time.Sleep(keepAfter)
+			if p, err = s.launch(); err != nil {
+				return err
+			}
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready: %w: %w, see %s", s.name, ctx.Err(), err, p.Log)
 		}
