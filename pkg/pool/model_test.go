@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -326,11 +327,13 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
 // TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; when a pod ended whose
 // end is heard of late, TestAPodsEndIsDatedByTheVersionOfItsDeletion; what a later pod may have,
-// TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; the other rules without a seed,
+// TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; that an ADD of a pod which exists may be about to end,
+// or has by now, TestNothingIsFreedThatAnADDIsAboutToNote; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {
-		withSwitches(t, "^(TestEachRuleIsMissedIfItIsBroken|TestKubeletStartsNothingThatTheClusterHasForgotten)$")
+		withSwitches(t, "^(TestEachRuleIsMissedIfItIsBroken|TestKubeletStartsNothingThatTheClusterHasForgotten|"+
+			"TestNothingIsFreedThatAnADDIsAboutToNote)$")
 		return
 	}
 	const most = 2500
@@ -440,6 +443,80 @@ func TestKubeletStartsNothingThatTheClusterHasForgotten(t *testing.T) {
 		w.kubeletActs(n)
 		if w.oracle(); (w.bad != "") != (broken != 0) {
 			t.Errorf("rules %b broken: %q\n%s", broken, w.bad, w.story())
+		}
+	}
+}
+
+// An ADD of Calico's plugin may take its time until it notes that a pod has the address that it has allocated. If that
+// were freed meanwhile, the pod would run without an allocation: that its address is free soon after its end would be
+// taken for its node's word, though the node is cut off.
+func TestNothingIsFreedThatAnADDIsAboutToNote(t *testing.T) {
+	for name, c := range map[string]struct {
+		broken rule
+		takes  time.Duration // the ADD, from its allocation on
+		heard  bool          // that it has ended, by the controllers
+	}{
+		"it goes on": {addsEnd, 2 * time.Minute, true},
+		"it has ended, which no controller has heard of": {startedIsLookedUp, addGivenUp - time.Second, false},
+	} {
+		withAndWithout := []rules{0, 1 << c.broken}
+		if !*modelMutated {
+			withAndWithout = withAndWithout[:1]
+		}
+		for _, broken := range withAndWithout {
+			w := newWorld(t, rand.New(rand.NewPCG(1, 0)), broken)
+			w.becomeCalico()
+			w.calm = true
+			w.rest(50)
+			sweeps := func() {
+				for _, c := range w.controllers {
+					w.sweep(c)
+				}
+			}
+			w.workloads["web"].replicas++
+			w.workloadsAct()
+			sweeps()
+			w.schedule()
+			pod := w.pods.objs["web-2"]
+			n := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == pod.Node })]
+			w.allocate(pod.Assigned[0].Prefix.Addr(), n, pod, "net.1")
+			passes := func(d time.Duration) {
+				for end := w.now.Add(d); w.now.Before(end); sweeps() {
+					w.now = w.now.Add(min(20*time.Second, end.Sub(w.now)))
+					w.renews(n)
+				}
+			}
+			passes(c.takes)
+			w.calicoStarts(n, pod, pod, "net.1")
+			if !c.heard {
+				for _, c := range w.controllers {
+					c.at[2] = len(w.pods.log) // what was said of the pod is lost
+				}
+				passes(2 * time.Minute)
+				for _, c := range w.controllers {
+					w.relist(c, 2)
+				}
+			}
+			sweeps()
+			for _, c := range w.controllers {
+				c.book.DatePods(strconv.Itoa(w.rev), w.now)
+			}
+			n.kubelet, n.agent = false, false
+			w.delPod("web-2")
+			w.makePod(w.workloads["web"], "web-2")
+			sweeps()
+			next := w.pods.objs["web-2"]
+			other := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name != pod.Node })]
+			next.Node = other.name
+			if next.Assigned != nil {
+				w.pods.put("web-2", next)
+				w.bound[next.UID] = next.Node
+				w.kubeletSyncs(other)
+				w.kubeletActs(other)
+			}
+			if w.oracle(); (w.bad != "") != (broken != 0) {
+				t.Errorf("%s: rules %b broken: %q\n%s", name, broken, w.bad, w.story())
+			}
 		}
 	}
 }
