@@ -226,7 +226,7 @@ func fenceCalico(s Situation) Finding {
 	switch {
 	case a.Handle != "" && !a.isOf(p):
 		return s.taken()
-	case a.Handle != "":
+	case a.Handle != "" && (known || node != "" || !s.namesake()):
 		f := fenceAllocated(s, name)
 		if f.Frees { // a later pod of the name, which was not gated, may have it
 			f.If = append(f.If, Check{Away: &Pod{Namespace: p.Namespace, Name: p.PodName, Node: a.Node,
@@ -241,11 +241,21 @@ func fenceCalico(s Situation) Finding {
 	f := everyoneInContact(s.Nodes, s.Now, fmt.Sprintf("the node of pod %s is unknown", name), func(node string) bool {
 		return s.Nodes[node].settled(s.Now) && s.contacted(node, a.Since.Add(addWithin))
 	})
-	if f.Verdict == Yes {
+	switch {
+	case f.Verdict == Yes && a.Handle != "":
+		f.If = append(f.If, append(s.podGone(), Check{There: s.Holder})...)
+		f.Reason = fmt.Sprintf("every node has been in contact since a later pod %s has its address", name)
+	case f.Verdict == Yes:
 		f.If = append(f.If, append(s.podGone(), Check{Free: p.Addr})...)
 		f.Reason = fmt.Sprintf("every node has been in contact since the address of pod %s is free", name)
 	}
 	return f
+}
+
+// namesake reports whether the allocation is that of another pod of the name, which exists and was told of the address.
+func (s Situation) namesake() bool {
+	h := s.Holder
+	return h.alive() && h.UID != s.IP.PodUID && h.Node == s.Allocation.Node && !h.Gated && h.has(s.IP.Addr)
 }
 
 // taken is for an address that another pod has by Calico's IPAM. If that pod has no node, its allocation is that of an

@@ -61,6 +61,10 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 	undated := func(s *Situation) { s.End.After = time.Time{} }
 	unseen := func(s *Situation) { s.End = nil }
 	unstarted := func(s *Situation) { s.End.Started, s.IP.Phase, s.IP.StatusUID = false, "", "" }
+	unknown := func(s *Situation) { s.IP.StatusUID = "" }
+	namesake := func(s *Situation) {
+		s.Holder = &Pod{UID: "later", Node: "node-1", Assigned: []Address{{Prefix: netip.PrefixFrom(s.IP.Addr, 32)}}}
+	}
 	since := func(d time.Duration) func(*Situation) {
 		return func(s *Situation) { s.Allocation.Since = noon.Add(-d) }
 	}
@@ -102,7 +106,13 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 		"its own, and deleted": {with{is("web-0", "node-1"), deleted}, Wait, true, "is deleted"},
 		"its own, and abandoned": {with{is("web-0", "node-1"), since(3 * time.Minute), contacted(time.Minute)},
 			Wait, true, "has not freed"},
-		"its own, without contact":  {with{is("web-0", "node-1"), since(3 * time.Minute)}, Wait, false, "has not freed"},
+		"its own, without contact": {with{is("web-0", "node-1"), since(3 * time.Minute)}, Wait, false, "has not freed"},
+		"a later pod's of the name, no contact": {with{unseen, unknown, is("web-0", "node-1"), namesake}, Wait, false,
+			"has not been in contact"},
+		"a later pod's of the name, contact since": {with{unseen, unknown, is("web-0", "node-1"), namesake,
+			since(3 * time.Minute), contacted(30 * time.Second)}, Yes, false, "since a later pod"},
+		"a later pod's of the name on another node": {with{unseen, unknown, is("web-0", "node-2"), namesake,
+			since(3 * time.Minute), contacted(30 * time.Second)}, Wait, true, "node-2 is deleted"},
 		"another pod's":             {with{is("thief", "node-2")}, Never, false, "pod default/thief has it"},
 		"another's, once it was ok": {with{is("thief", "node-2"), retained}, Never, false, "thief"},
 	} {
