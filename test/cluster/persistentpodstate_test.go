@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -380,11 +381,11 @@ func TestASecondObjectForAWorkloadIsRefusedOrIgnored(t *testing.T) {
 	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 1})
 	pod := ready(t, c, ns, "web-0")
 	apply(t, c, ns, stateFor("z-first", "web", byHostname))
-	comesTo(t, c, ns, "z-first", "to record the pod", recordsAll(1))
-	_, err := c.Kubectl(testContext(t), stateFor("a-second", "web", byHostname), "apply", "-n", ns, "-f", "-")
-	if err == nil || !strings.Contains(err.Error(), "z-first") {
-		t.Errorf("a second one: %v", err)
-	}
+	first := comesTo(t, c, ns, "z-first", "to record the pod", recordsAll(1))
+	until(t, "a second one to be refused", func(ctx context.Context) bool {
+		_, err := c.Kubectl(ctx, stateFor("a-second", "web", byHostname), "create", "--dry-run=server", "-n", ns, "-f", "-")
+		return err != nil && strings.Contains(err.Error(), "z-first")
+	})
 
 	binding, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(testContext(t),
 		"stayput-unique-target", metav1.GetOptions{})
@@ -396,7 +397,11 @@ func TestASecondObjectForAWorkloadIsRefusedOrIgnored(t *testing.T) {
 			binding, metav1.CreateOptions{})
 		must.Do(t, err)
 	})
+	// Of two of the same second the first by name is the older one.
 	until(t, "a second one to slip in", func(ctx context.Context) bool {
+		if time.Since(first.CreationTimestamp.Time) < time.Second {
+			return false
+		}
 		_, err := c.Kubectl(ctx, stateFor("a-second", "web",
 			"  preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]\n"),
 			"create", "-n", ns, "-f", "-")
