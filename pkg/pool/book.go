@@ -151,6 +151,9 @@ func (b *Book) SetPod(p Pod) {
 		}
 	}
 	b.pods[p.UID] = &p
+	if p.starting() && !old.starting() { // with a new sandbox: what was observed is of an earlier one
+		b.forgetObserved(p.UID)
+	}
 	if delete(b.unbound, p.UID); p.isUnbound() {
 		b.unbound[p.UID] = struct{}{}
 	}
@@ -204,9 +207,7 @@ func (b *Book) RemovePod(uid UID, version string, now time.Time) {
 	b.untell(p)
 	b.StopWaiting(uid)
 	delete(b.pods, uid)
-	for _, a := range b.given[uid] { // what was said of it before its end proves nothing
-		delete(b.allocations, a)
-	}
+	b.forgetObserved(uid) // what was said of it before its end proves nothing
 	if name := (Owner{Namespace: p.Namespace, Pod: p.Name}); b.named[name] == uid {
 		delete(b.named, name)
 	}

@@ -77,6 +77,13 @@ func (b *Book) SetAllocation(a netip.Addr, is Allocation) {
 	}
 }
 
+// forgetObserved forgets what Calico's IPAM has said of the addresses of a pod.
+func (b *Book) forgetObserved(uid UID) {
+	for _, a := range b.given[uid] {
+		delete(b.allocations, a)
+	}
+}
+
 // SetAllocations puts in who has addresses of a pool by Calico's IPAM, as all of its blocks said at a time. What all
 // does not have is free.
 func (b *Book) SetAllocations(pool string, all map[netip.Addr]Allocation, at time.Time) {
@@ -151,8 +158,8 @@ func (f *facts) ToObserve(a netip.Addr, now time.Time) bool {
 	return !p.gone() && !f.ends[p.PodUID].freed(a) || f.allocations[a].Handle != ""
 }
 
-// starting reports whether a pod has a node, and no ADD of Calico's plugin has come to its end. Kubelet reports the
-// address later, once it has the images.
+// starting reports whether a pod has a node, and neither kubelet nor Calico's plugin has reported its address. Kubelet
+// reports it only once it has the images.
 func (p *Pod) starting() bool {
 	return p.alive() && p.Node != "" && !p.ReportedIP.IsValid() && !p.Noted
 }
@@ -160,10 +167,10 @@ func (p *Pod) starting() bool {
 // startsWithin is how long a pod takes to start as a rule: Calico's IPAM is not asked about it earlier.
 const startsWithin = time.Minute
 
-// addGivenUp is after how long no ADD is under way any more that has allocated an address. What it has to do then takes
-// at most 90 s: it waits for the API server. Kubelet gives up twice its runtimeRequestTimeout, of two minutes by
-// default, after it has asked for the sandbox, and containerd ends the ADD.
-const addGivenUp = 4 * time.Minute
+// addGivenUp is how long an ADD that has allocated an address may still be under way. What it has to do then takes at
+// most 90 s: it waits for the API server. containerd ends it with kubelet's request, after twice runtimeRequestTimeout,
+// which is two minutes by default; CRI-O after up to nine minutes (networkStart in server/sandbox_network.go).
+const addGivenUp = 10 * time.Minute
 
 // observedGood is how long what Calico's IPAM has said is good for a decision.
 const observedGood = 10 * time.Second

@@ -261,10 +261,34 @@ func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
 	}
 }
 
+// What was observed while a pod started says nothing once it has another sandbox: a DEL of the first may go on.
+func TestWhatWasObservedOfAnEarlierSandboxIsForgotten(t *testing.T) {
+	a := netip.MustParseAddr("10.244.240.1")
+	b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
+	b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "p", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u",
+		Held: true})
+	pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "n1", Created: noon, Assigned: []Address{
+		{Interface: "eth0", Pool: "p", Mode: Calico, Prefix: netip.PrefixFrom(a, 32)}}}
+	b.SetPod(pod)
+	b.SetAllocation(a, Allocation{Handle: "net.1", At: noon})
+	for _, turn := range []struct{ noted, woken, known bool }{
+		{false, false, true}, {true, true, true}, {true, false, true}, {false, true, false},
+	} {
+		_ = b.Woken(noon)
+		pod.Noted = turn.noted
+		b.SetPod(pod)
+		_, known := b.allocations[a]
+		if woken := slices.Contains(b.Woken(noon), KeyOfAddress(a)); woken != turn.woken || known != turn.known {
+			t.Errorf("%+v: woken %t, known %t", turn, woken, known)
+		}
+	}
+}
+
 // An allocation of the pod itself that outlasts every ADD keeps it from starting: it is freed, and nothing else is.
 func TestAnAllocationThatKeepsItsPodFromStartingIsFreed(t *testing.T) {
 	a := netip.MustParseAddr("10.244.240.1")
 	held := Allocation{Handle: "net.1", Namespace: "default", Pod: "web-0", Node: "n1"}
+	long := addGivenUp + time.Minute
 	for name, c := range map[string]struct {
 		pod     func(*Pod)
 		is      func(*Allocation)
@@ -274,29 +298,29 @@ func TestAnAllocationThatKeepsItsPodFromStartingIsFreed(t *testing.T) {
 		asks    bool
 		frees   bool
 	}{
-		"it does":                      {seen: 5 * time.Minute, contact: 5 * time.Minute, asks: true, frees: true},
+		"it does":                      {seen: long, contact: long, asks: true, frees: true},
 		"an ADD may be under way":      {seen: addGivenUp - 1, contact: 1, asks: true},
-		"its kubelet was heard before": {seen: 5 * time.Minute, contact: addGivenUp - 1, asks: true},
-		"its kubelet is silent":        {seen: 5 * time.Minute, asks: true},
-		"it has started": {pod: func(p *Pod) { p.ReportedIP = a }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute},
-		"an ADD has noted its end": {pod: func(p *Pod) { p.Noted = true }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute},
-		"it ends": {pod: func(p *Pod) { p.Ending = true }, seen: 5 * time.Minute, contact: 5 * time.Minute},
-		"it has no node yet": {pod: func(p *Pod) { p.Node = "" }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute},
-		"it is new": {pod: func(p *Pod) { p.Created = noon.Add(5*time.Minute - startsWithin + 1) }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute},
-		"another pod has it": {is: func(a *Allocation) { a.Pod = "web-1" }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute, asks: true},
-		"another node has it": {is: func(a *Allocation) { a.Node = "n2" }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute, asks: true},
-		"it is free": {is: func(a *Allocation) { *a = Allocation{} }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute, asks: true},
-		"its node is lost": {node: func(n *Node) { n.Ready = false }, seen: 5 * time.Minute,
-			contact: 5 * time.Minute, asks: true},
-		"its node is back just now": {node: func(n *Node) { n.ReadySince = noon.Add(5*time.Minute - felixGrace + 1) },
-			seen: 5 * time.Minute, contact: 5 * time.Minute, asks: true},
+		"its kubelet was heard before": {seen: long, contact: addGivenUp - 1, asks: true},
+		"its kubelet is silent":        {seen: long, asks: true},
+		"it has started": {pod: func(p *Pod) { p.ReportedIP = a }, seen: long,
+			contact: long},
+		"an ADD has noted its end": {pod: func(p *Pod) { p.Noted = true }, seen: long,
+			contact: long},
+		"it ends": {pod: func(p *Pod) { p.Ending = true }, seen: long, contact: long},
+		"it has no node yet": {pod: func(p *Pod) { p.Node = "" }, seen: long,
+			contact: long},
+		"it is new": {pod: func(p *Pod) { p.Created = noon.Add(long - startsWithin + 1) }, seen: long,
+			contact: long},
+		"another pod has it": {is: func(a *Allocation) { a.Pod = "web-1" }, seen: long,
+			contact: long, asks: true},
+		"another node has it": {is: func(a *Allocation) { a.Node = "n2" }, seen: long,
+			contact: long, asks: true},
+		"it is free": {is: func(a *Allocation) { *a = Allocation{} }, seen: long,
+			contact: long, asks: true},
+		"its node is lost": {node: func(n *Node) { n.Ready = false }, seen: long,
+			contact: long, asks: true},
+		"its node is back just now": {node: func(n *Node) { n.ReadySince = noon.Add(long - felixGrace + 1) },
+			seen: long, contact: long, asks: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})

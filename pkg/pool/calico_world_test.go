@@ -25,8 +25,9 @@ type calico struct {
 	gced  int // that the garbage collection did, of nodes that exist
 	// reserved are addresses that are reserved one by one, and since when; nil if ordinary pods get no addresses.
 	reserved  map[netip.Addr]time.Time
-	confirmed int // addresses that were imported, and known to be their pods'
-	unblocked int // allocations that a controller freed of pods that exist
+	confirmed int          // addresses that were imported, and known to be their pods'
+	unblocked int          // allocations that a controller freed of pods that exist
+	again     map[UID]bool // pods whose sandboxes are made again
 }
 
 // leak is an allocation that the garbage collection takes for a leak.
@@ -37,7 +38,7 @@ type leak struct {
 
 // becomeCalico makes all pools those of Calico.
 func (w *world) becomeCalico() {
-	w.calico = &calico{leaks: map[netip.Addr]leak{}}
+	w.calico = &calico{leaks: map[netip.Addr]leak{}, again: map[UID]bool{}}
 	w.blocks = map[netip.Addr]Allocation{}
 	for _, name := range w.pools.keys() {
 		is := w.pools.objs[name]
@@ -187,7 +188,7 @@ func (w *world) calicoAdds(n *node, p Pod) {
 	if !n.kubelet || !exists {
 		return
 	}
-	if !w.calm && !is.ReportedIP.IsValid() && w.some(40) {
+	if !w.calm && !is.ReportedIP.IsValid() && !w.calico.again[p.UID] && w.some(40) {
 		w.logf("%s: an ADD of %s %s begins", n.name, p.Name, p.UID)
 		n.adds = append(n.adds, reading{p, is, maps.Clone(w.calico.reserved), w.now})
 		return
@@ -290,7 +291,7 @@ func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time
 	for _, a := range is.Assigned {
 		w.allocate(a.Prefix.Addr(), n, p, handle)
 	}
-	if !w.calm && !is.ReportedIP.IsValid() && w.some(15) {
+	if !w.calm && !is.ReportedIP.IsValid() && !w.calico.again[p.UID] && w.some(15) {
 		w.logf("%s: the ADD %s of %s %s has %v", n.name, handle, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
 		n.notes = append(n.notes, noting{p, is, handle, w.now})
 		return
@@ -317,11 +318,27 @@ func (w *world) calicoStarts(n *node, p, is Pod, handle string) {
 // kubeletReports is kubelet that reports the address of a pod that runs: after a restore the cluster may lack it.
 func (w *world) kubeletReports(n *node, p *Pod) {
 	s := n.sandboxes[p.UID]
-	if w.calico == nil || s == nil || len(s.has) == 0 || p.ReportedIP.IsValid() || !reflect.DeepEqual(s.has, p.Assigned) {
+	if w.calico == nil || s == nil || len(s.has) == 0 || s.ending || p.ReportedIP.IsValid() ||
+		!reflect.DeepEqual(s.has, p.Assigned) {
 		return
 	}
 	p.ReportedIP, p.Version = s.has[0].Prefix.Addr(), w.version()
 	w.pods.put(p.Name, *p)
+}
+
+// calicoDelBegins is how the DEL of a sandbox begins whose pod goes on, which has another one then: it takes back what
+// the ADD has noted, and kubelet what it has reported, before the interface goes and the address is released.
+func (w *world) calicoDelBegins(uid UID) bool {
+	for _, key := range w.pods.keys() {
+		if is := w.pods.objs[key]; is.UID == uid && is.Noted && is.alive() {
+			w.logf("DEL of %s %s takes its address back", is.Name, uid)
+			is.ReportedIP, is.Noted, is.Version = netip.Addr{}, false, w.version()
+			w.pods.put(key, is)
+			w.calico.again[uid] = true
+			return true
+		}
+	}
+	return false
 }
 
 // calicoDels is the DEL of a sandbox that has ended, which releases by its handle. Without the API server it fails, and
@@ -348,6 +365,7 @@ func (w *world) lateDels(n *node) {
 				delete(w.blocks, a)
 			}
 		}
+		maps.DeleteFunc(n.sandboxes, func(_ UID, s *sandbox) bool { return s.ending && s.handle == handle })
 	}
 	n.dels = nil
 }

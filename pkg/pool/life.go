@@ -169,8 +169,9 @@ func (d *reviewing) unblock() Plan {
 		Starting: &Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node}}}}}}
 }
 
-// NoteStarted notes that a pod was found to have started, or ended, when an allocation of it was to be freed.
-func (b *Book) NoteStarted(uid UID) {
+// SetNoted puts in that Calico's plugin has written a pod's addresses into its annotations: of most pods, the cache
+// lacks these.
+func (b *Book) SetNoted(uid UID) {
 	if p := b.pods[uid]; p != nil {
 		is := *p
 		is.Noted = true

@@ -167,6 +167,8 @@ func (w *world) kubeletActs(n *node) {
 			if w.calm || w.some(60) {
 				w.deleteObject(n, uid)
 			}
+		case s != nil && s.ending:
+			w.lateDels(n)
 		case w.calico != nil && s != nil && p.Assigned != nil && !reflect.DeepEqual(s.has, p.Assigned):
 			// The cluster has forgotten the pod, and has it here again: kubelet ends what it had to end, and starts it.
 			w.logf("%s: sandbox of %s ends, for it is another's", n.name, uid)
@@ -653,6 +655,11 @@ var deeds = []deed{
 		n := pickOne(w.r, w.nodes)
 		if uid := pickOne(w.r, slices.Sorted(maps.Keys(n.sandboxes))); uid != "" {
 			w.logf("%s: sandbox of %s crashes", n.name, uid)
+			if w.calico != nil && n.kubelet && w.some(50) && w.calicoDelBegins(uid) {
+				n.sandboxes[uid].ending = true
+				n.dels = append(n.dels, n.sandboxes[uid].handle)
+				return
+			}
 			if w.calico != nil && w.some(50) {
 				w.calicoDels(n, uid)
 			}
@@ -1183,7 +1190,7 @@ func (w *world) rest(most int) {
 	var was string
 	enough := 4
 	if w.calico != nil { // what waits for time
-		enough = 14
+		enough = int((addGivenUp + 4*time.Minute) / 40e9)
 	}
 	for quiet, round := 0, 0; quiet < enough; round++ {
 		w.now = w.now.Add(40e9)

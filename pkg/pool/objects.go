@@ -157,11 +157,11 @@ type Pod struct {
 	// gate.
 	Assigned []Address
 	Keep     Keep
-	// ReportedIP is the address with which it runs, by its status, the zero Addr if it has none. Without Has it is not
-	// from here.
+	// ReportedIP is status.podIP, the zero Addr if there is none. Without Assigned no pool has given it.
 	ReportedIP netip.Addr
-	// Noted says that Calico's plugin has noted on it that it has addresses, at the end of an ADD: then the next one
-	// releases these itself. The cache lacks that of pods which do not come back under their name.
+	// Noted says that Calico's plugin has written the pod's addresses into its annotations, as it does at the end of an
+	// ADD. The next ADD then releases them itself. Of pods that do not come back under their name the cache lacks these
+	// annotations.
 	Noted bool
 	// AllocateNew says that it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
 	AllocateNew bool

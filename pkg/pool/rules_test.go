@@ -68,6 +68,7 @@ const (
 	laterPodsHaveIt                  // Calico: an allocation may be that of a later pod of the name
 	addsEnd                          // Calico: a sandbox may be about to start that has the address
 	startedIsLookedUp                // Calico: that it has not is read past the cache
+	observedOfSandbox                // Calico: what was read of a pod's earlier sandbox says nothing of this one
 	rulesEnd
 )
 
@@ -201,19 +202,15 @@ var broke = []struct{ file, is, becomes string }{
 		`return broken(forgottenEnds) || !d.contacts[node].since.IsZero()`},
 	{"calico.go", `	return s.End != nil && s.End.Started ||`,
 		`	return broken(addsTakeTime) || s.End != nil && s.End.Started ||`},
-	{"book.go", `		delete(b.allocations, a)
-	}
-	if name`, `		if !broken(observedSinceEnd) {
-			delete(b.allocations, a)
-		}
-	}
-	if name`},
+	{"book.go", `	b.forgetObserved(uid) //`, `	if !broken(observedSinceEnd) {
+		b.forgetObserved(uid)
+	} //`},
+	{"book.go", `!old.starting() {`, `!old.starting() && !broken(observedOfSandbox) {`},
 	{"objects.go", `p.Adopted && p.StatusUID != p.PodUID }`,
 		`p.Adopted && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
-	{"write.go", `if is != nil && is.Node == want.Node && (`,
-		`if is != nil && is.Node == want.Node && !broken(laterPodsHaveIt) && (`},
-	{"calico.go", `const addGivenUp = 4 * time.Minute
-`, `var addGivenUp = 4 * time.Minute
+	{"write.go", `is.Node == c.Away.Node && (`, `is.Node == c.Away.Node && !broken(laterPodsHaveIt) && (`},
+	{"calico.go", `const addGivenUp = 10 * time.Minute
+`, `var addGivenUp = 10 * time.Minute
 
 func givenUp() time.Duration {
 	if broken(addsEnd) {
@@ -223,10 +220,8 @@ func givenUp() time.Duration {
 }
 `},
 	{"life.go", `a.Since.Add(addGivenUp)`, `a.Since.Add(givenUp())`},
-	{"write.go", `	if !is.starting() || is.UID`, `	if broken(startedIsLookedUp) {
-		return ""
-	}
-	if !is.starting() || is.UID`},
+	{"write.go", `return !is.starting() || is.UID != c.Starting.UID ||`,
+		`return !broken(startedIsLookedUp) && (!is.starting() || is.UID != c.Starting.UID) ||`},
 	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
 }
 

@@ -240,7 +240,8 @@ func (w *waiting) wakeSilent() {
 func (p *Pod) changedSince(old *Pod) bool {
 	return old == nil || old.Gated != p.Gated || old.Node != p.Node || old.Ending != p.Ending ||
 		old.Terminal != p.Terminal || len(old.Assigned) != len(p.Assigned) || p.Gated && old.Version != p.Version ||
-		old.ReportedIP != p.ReportedIP && slices.ContainsFunc(p.Assigned, func(a Address) bool { return a.Mode == Calico })
+		(old.ReportedIP != p.ReportedIP || old.Noted != p.Noted) &&
+			slices.ContainsFunc(p.Assigned, func(a Address) bool { return a.Mode == Calico })
 }
 
 // isUnbound reports whether a pod was placed and has no node yet.

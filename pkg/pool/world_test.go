@@ -206,6 +206,7 @@ type sandbox struct {
 	pending  bool
 	unbooked bool   // the node's book has lost it
 	handle   string // of Calico's IPAM
+	ending   bool   // the DEL of one of Calico's has begun, and its pod has not ended
 	// collected: Calico has given its address, an ordinary one, to another pod, while it answers on.
 	collected bool
 }

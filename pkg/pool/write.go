@@ -24,7 +24,7 @@ type (
 		PodIP PodIP
 		If    []Check
 	}
-	// StatusIP writes Phase, Of, Node, Since, Conflict and PodCIDR of a PodIP, bound to its Version.
+	// StatusIP writes Phase, StatusUID, Node, Since, Conflict and PodCIDR of a PodIP, bound to its Version.
 	StatusIP struct {
 		PodIP PodIP
 		If    []Check
@@ -133,19 +133,32 @@ func Holds(ctx context.Context, w Write, live Live) error {
 }
 
 func (c Check) holds(ctx context.Context, live Live) error {
-	for _, about := range []struct {
+	for _, check := range []struct {
 		want  *Pod
-		unmet func(want, is *Pod) string
-	}{{c.Gone, exists}, {c.Over, goesOn}, {c.There, lacks}, {c.Away, isHere}, {c.Starting, hasStarted}} {
-		if about.want == nil {
+		unmet func(is *Pod) bool
+		why   string
+	}{
+		{c.Gone, func(is *Pod) bool { return is != nil && is.UID == c.Gone.UID }, "exists"},
+		{c.Over, func(is *Pod) bool { return is != nil && is.UID == c.Over.UID && !is.Terminal }, "has not ended"},
+		{c.There, func(is *Pod) bool {
+			return !is.alive() || is.UID != c.There.UID || c.There.Node == "" && is.Node != ""
+		}, "has ended, or has a node"},
+		{c.Away, func(is *Pod) bool {
+			return is != nil && is.Node == c.Away.Node && (is.Assigned == nil || is.has(c.Away.ReportedIP))
+		}, "may have the address"},
+		{c.Starting, func(is *Pod) bool {
+			return !is.starting() || is.UID != c.Starting.UID || is.Node != c.Starting.Node
+		}, "has started or ended"},
+	} {
+		if check.want == nil {
 			continue
 		}
-		is, err := live.Pod(ctx, about.want.Namespace, about.want.Name)
+		is, err := live.Pod(ctx, check.want.Namespace, check.want.Name)
 		if err != nil {
 			return err
 		}
-		if why := about.unmet(about.want, is); why != "" {
-			return fmt.Errorf("pod %s/%s %s: %w", about.want.Namespace, about.want.Name, why, ErrStale)
+		if check.unmet(is) {
+			return fmt.Errorf("pod %s/%s %s: %w", check.want.Namespace, check.want.Name, check.why, ErrStale)
 		}
 	}
 	if c.Off != "" {
@@ -191,46 +204,6 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 	}
 	return nil
-}
-
-// What keeps a [Check] of a pod from being met, empty if nothing does: is is the pod of the name, nil if there is none.
-
-func exists(want, is *Pod) string {
-	if is != nil && is.UID == want.UID {
-		return "exists"
-	}
-	return ""
-}
-
-func goesOn(want, is *Pod) string {
-	if is != nil && is.UID == want.UID && !is.Terminal {
-		return "has not ended"
-	}
-	return ""
-}
-
-func lacks(want, is *Pod) string {
-	switch {
-	case !is.alive() || is.UID != want.UID:
-		return "has ended"
-	case want.Node == "" && is.Node != "":
-		return "has node " + is.Node
-	}
-	return ""
-}
-
-func isHere(want, is *Pod) string {
-	if is != nil && is.Node == want.Node && (is.Assigned == nil || is.has(want.ReportedIP)) {
-		return "is on node " + is.Node
-	}
-	return ""
-}
-
-func hasStarted(want, is *Pod) string {
-	if !is.starting() || is.UID != want.UID || is.Node != want.Node {
-		return "has started or ended"
-	}
-	return ""
 }
 
 // NoteIn puts into a Book that the write was made, before a watch says so: a look at the pod in between would place it

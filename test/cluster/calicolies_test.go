@@ -116,7 +116,7 @@ spec: {mode: Calico, subnet: 10.244.241.0/26, addresses: [10.244.241.5]}
 	must.Do(t, b.put(testContext(t), c))
 	kubectl(t, c, "create", "configmap", "late", "-n", ns)
 	saysOf(t, c, ns, "Pod", "heir-0", "FailedCreatePodSandBox", "already exists")
-	must.Within(t, 8*time.Minute, "the allocation to be freed", func() bool {
+	must.Within(t, 14*time.Minute, "the allocation to be freed", func() bool {
 		is := blockOf(t, c, m.addr).of(m.addr)
 		return is == nil || is.Handle != lost
 	})

@@ -389,21 +389,6 @@ func (c *writer) freeAllocation(ctx context.Context, s *session, w pool.FreeAllo
 	return nil
 }
 
-// refreshStarting notes that a pod has started whose allocation was not freed for that: its cache may not tell.
-func (c *writer) refreshStarting(ctx context.Context, s *session, w pool.FreeAllocation) {
-	for _, check := range w.If {
-		if check.Starting == nil {
-			continue
-		}
-		alone := pool.FreeAllocation{If: []pool.Check{{Starting: check.Starting}}}
-		if errors.Is(pool.Holds(ctx, alone, past{c, s}), pool.ErrStale) {
-			c.mu.Lock()
-			s.book.NoteStarted(check.Starting.UID)
-			c.unlock()
-		}
-	}
-}
-
 // asksCalico puts the annotation by which Calico's plugin gives a pod its addresses among those that it is given.
 func asksCalico(annotations map[string]string, addresses []pool.Address) error {
 	var asked []string

@@ -291,7 +291,7 @@ func TestOnlyAnAllocationThatNoADDHasNotedIsFreed(t *testing.T) {
 			}, c.now)
 			_, err := c.ipam.Read(t.Context())
 			must.Do(t, err)
-			for range 40 { // 6 min 40 s
+			for range 78 { // 13 min
 				a.now = a.now.Add(10 * time.Second)
 				lease.Spec.RenewTime = &metav1.MicroTime{Time: a.now}
 				audit := &stayputv1alpha1.PodIPAudit{}

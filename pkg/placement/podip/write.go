@@ -322,9 +322,6 @@ func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	case pool.DeleteIP:
 		about = w.PodIP
 	default:
-		if free, ok := w.(pool.FreeAllocation); ok {
-			c.refreshStarting(ctx, s, free)
-		}
 		if r, err := c.audit(ctx); err == nil {
 			s.setAudit(r)
 		}
@@ -382,6 +379,11 @@ func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
 		return nil, err
 	}
 	is, _ := podOf(o, namespace{}, false, false, p.c.longest) // only what it is, not what it asks for
+	if is.Noted {
+		p.c.mu.Lock()
+		p.s.book.SetNoted(is.UID)
+		p.c.unlock()
+	}
 	return &is, nil
 }
 
