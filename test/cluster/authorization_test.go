@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/stayput/stayput/pkg/node/podip"
 	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -163,7 +164,7 @@ var rights = func() []right {
 		{"change a PodIP", asAgent, merge(podIPKind, "10.6.168.102", `{spec: {release: Now}}`), false},
 		{"claim an address", asAgent, create(newPodIP("10.6.168.105")), false},
 		{"delete a PodIP", asAgent, remove(podIPKind, "10.6.168.102"), false},
-		{"watch routed PodIPs", asAgent, follow(podIPKind, "", "spec.mode=Routed"), true},
+		{"watch routed PodIPs", asAgent, follow(podIPKind, "", podip.RoutedSelector.String()), true},
 		{"list answers", asAgent, list(reportKind, "", true), false},
 		{"read a pool", asAgent, get(poolKind, "blue"), false},
 		{"change a pool", asAgent, merge(poolKind, "blue", `{spec: {allocation: Disabled}}`), false},

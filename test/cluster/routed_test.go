@@ -4,14 +4,18 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/podip"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -115,6 +119,27 @@ func routes(t *testing.T, n *lab.ClusterNode) string {
 	return strings.TrimSpace(string(out))
 }
 
+// hearsOfRouted watches PodIPs as agents do. heard ends that and returns which events there were.
+func hearsOfRouted(t *testing.T, c *lab.Cluster) (heard func() []watch.EventType) {
+	t.Helper()
+	w, err := typed(t, c).Watch(t.Context(), &v1alpha1.PodIPList{},
+		client.MatchingFieldsSelector{Selector: podip.RoutedSelector})
+	must.Do(t, err)
+	all := make(chan []watch.EventType, 1)
+	go func() {
+		var events []watch.EventType
+		for e := range w.ResultChan() {
+			events = append(events, e.Type)
+		}
+		all <- events
+	}()
+	return func() []watch.EventType {
+		time.Sleep(time.Second) // for what is on its way
+		w.Stop()
+		return <-all
+	}
+}
+
 // The network is an ordinary one: a bridge on each node, and routes between the nodes.
 func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	alone(t)
@@ -167,12 +192,18 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	deletePods(t, c, ns, "web")
 	moves(false, "")
 
-	// 2. Its node is drained, three times in a row.
+	// 2. Its node is drained, three times in a row. The agents of all nodes hear of each move where it is no more, where
+	// it is, and that it has started.
+	heard, want := hearsOfRouted(t, c), []watch.EventType{watch.Added}
 	for range 3 {
 		node := pod.Spec.NodeName
 		kubectl(t, c, "drain", node, "--ignore-daemonsets", "--pod-selector=app=web", "--timeout=60s")
 		moves(true, "")
 		kubectl(t, c, "uncordon", node)
+		want = append(want, watch.Deleted, watch.Added, watch.Modified)
+	}
+	if got := heard(); !slices.Equal(got, want) {
+		t.Errorf("of three moves agents hear %v, want %v", got, want)
 	}
 
 	// 3. Its node is lost, and comes back.

@@ -75,8 +75,8 @@ type api interface {
 	ApplyReport(ctx context.Context, report *v1alpha1.PodIPReport) error
 	// Node returns the UID of this node, empty if it does not exist.
 	Node(ctx context.Context) (types.UID, error)
-	// Routed calls each for all PodIPs of mode Routed, of all nodes. After an error they were not all. Of a PodIP it and
-	// WatchRouted tell only what [Keeper.placeOf] asks for.
+	// Routed calls each for all PodIPs that RoutedSelector selects, of all nodes. After an error they were not all. Of a
+	// PodIP it and WatchRouted tell only what [router.placeOf] asks for.
 	Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (version string, err error)
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
 	// Version returns the version of the API server.
@@ -288,14 +288,15 @@ func (s *server) ApplyReport(ctx context.Context, a *v1alpha1.PodIPReport) error
 
 func (s *server) Node(ctx context.Context) (types.UID, error) { return s.client.NodeUID(ctx) }
 
-func routedSelector() string {
-	return fields.OneTermEqualSelector("spec.mode", string(v1alpha1.ModeRouted)).String()
-}
+// RoutedSelector selects the PodIPs that nodes may have to route: those of mode Routed of which it is known by which
+// prefix. To a watch, one whose prefix is taken back is deleted, and nothing that is written of it is an event for the
+// agents of all nodes until it is known where the address is next.
+var RoutedSelector = fields.OneTermNotEqualSelector("status.podCIDR", "")
 
 func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiserver.ListTimeout)
 	defer cancel()
-	body, err := listed(s.client.Get().Resource("podips"), routedSelector()).Stream(ctx)
+	body, err := listed(s.client.Get().Resource("podips"), RoutedSelector.String()).Stream(ctx)
 	if err != nil {
 		return "", fmt.Errorf("listing PodIPs: %w", err)
 	}
@@ -314,7 +315,7 @@ func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string
 }
 
 func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interface, error) {
-	body, err := watched(s.client.Get().Resource("podips"), routedSelector(), version).Stream(ctx)
+	body, err := watched(s.client.Get().Resource("podips"), RoutedSelector.String(), version).Stream(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("watching PodIPs: %w", err)
 	}

@@ -257,7 +257,7 @@ func TestAWatchBringsWherePodsAre(t *testing.T) {
 	w, err := c.WatchRouted(t.Context(), "7")
 	check(t, err)
 	defer w.Stop()
-	if !strings.Contains((*got)[0], "fieldSelector=spec.mode%3DRouted") || !strings.Contains((*got)[0], "watch=true") ||
+	if !strings.Contains((*got)[0], "fieldSelector=status.podCIDR%21%3D") || !strings.Contains((*got)[0], "watch=true") ||
 		!strings.Contains((*got)[0], "resourceVersion=7") || !strings.Contains((*got)[0], "timeoutSeconds=600") {
 		t.Errorf("asked with %s", (*got)[0])
 	}
@@ -338,7 +338,7 @@ func TestAListBringsWherePodsAre(t *testing.T) {
 		if version != "7" || !reflect.DeepEqual(ips, want) {
 			t.Errorf("version %s of %+v, want %+v", version, ips, want)
 		}
-		if request := (*got)[0]; !strings.Contains(request, "fieldSelector=spec.mode%3DRouted") ||
+		if request := (*got)[0]; !strings.Contains(request, "fieldSelector=status.podCIDR%21%3D") ||
 			strings.Contains(request, "resourceVersion=") {
 			t.Errorf("asked with %s", request)
 		}

@@ -22,6 +22,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -241,7 +242,7 @@ func (c *cluster) Routed(_ context.Context, each func(*v1alpha1.PodIP)) (version
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, ip := range c.ips {
-		if ip.Spec.Mode == v1alpha1.ModeRouted {
+		if selected(ip) {
 			each(copyOf(ip))
 		}
 	}
@@ -265,12 +266,25 @@ func (c *cluster) putRouted(a netip.Addr, node, cidr string) {
 	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.PodIPName(a), ResourceVersion: c.next()}}
 	ip.Spec.Mode, ip.Spec.PodUID = v1alpha1.ModeRouted, "u"
 	ip.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPAllocated, PodUID: "u", NodeName: node, PodCIDR: cidr}
+	kind := watch.Added
+	switch was := c.ips[ip.Name]; {
+	case was == nil || !selected(was):
+	case selected(ip):
+		kind = watch.Modified
+	default:
+		kind = watch.Deleted
+	}
 	c.ips[ip.Name] = ip
 	for w := range c.routedOf {
-		if !w.IsStopped() {
-			w.Modify(copyOf(ip))
+		if !w.IsStopped() && (kind == watch.Deleted || selected(ip)) {
+			w.Action(kind, copyOf(ip))
 		}
 	}
+}
+
+// selected reports whether RoutedSelector selects a PodIP.
+func selected(ip *v1alpha1.PodIP) bool {
+	return RoutedSelector.Matches(fields.Set{"status.podCIDR": ip.Status.PodCIDR})
 }
 
 // tell tells the watches of pods. c.mu is held.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/podip"
 	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
@@ -213,7 +214,7 @@ func (m *moving) countPodIPs() *atomic.Int64 {
 	go func() {
 		for m.life.Err() == nil {
 			stream, err := m.world.client.Watch(m.life, &stayputv1alpha1.PodIPList{},
-				client.MatchingFields{"spec.mode": "Routed"})
+				client.MatchingFieldsSelector{Selector: podip.RoutedSelector})
 			if err != nil {
 				say("moves: the watch of PodIPs: %v", err)
 				_ = sleep(m.life, time.Second)

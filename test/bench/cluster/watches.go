@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/podip"
 	"github.com/stayput/stayput/test/bench/internal/table"
 )
 
@@ -59,7 +60,7 @@ type change struct {
 func (m *moving) measureWatches(ctx context.Context, b *bench) ([]table.Row, error) {
 	a := &audience{moving: m}
 	var ips stayputv1alpha1.PodIPList
-	if err := m.world.client.List(ctx, &ips, client.MatchingFields{"spec.mode": "Routed"}); err != nil {
+	if err := m.world.client.List(ctx, &ips, client.MatchingFieldsSelector{Selector: podip.RoutedSelector}); err != nil {
 		return nil, err
 	}
 	var names []string
@@ -238,7 +239,7 @@ func (a *audience) missing(n int) (missing int) {
 func (a *audience) watch(ctx context.Context, n int, version string) error {
 	query := url.Values{
 		"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {version},
-		"fieldSelector": {"spec.mode=Routed"}, "timeoutSeconds": {"3600"},
+		"fieldSelector": {podip.RoutedSelector.String()}, "timeoutSeconds": {"3600"},
 	}
 	for range n {
 		own, err := rest.HTTPClientFor(a.RESTConfig())

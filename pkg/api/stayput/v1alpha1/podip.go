@@ -16,8 +16,8 @@ import (
 // +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podips,shortName=pip,categories=stayput,scope=Cluster
 // +kubebuilder:subresource:status
-// +kubebuilder:selectablefield:JSONPath=`.spec.mode`
 // +kubebuilder:selectablefield:JSONPath=`.spec.pool`
+// +kubebuilder:selectablefield:JSONPath=`.status.podCIDR`
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
