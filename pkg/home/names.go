@@ -55,7 +55,8 @@ const (
 	PolicyUniqueTarget  = "stayput-unique-target"
 )
 
-// GatingPolicies are those by which pods are gated: they are not there if something else gates pods.
+// GatingPolicies are those that gate pods, and the one that labels namespaces for them. They are not installed where a
+// webhook gates pods.
 var GatingPolicies = []string{PolicyGateAnnotated, PolicyGateRecorded, PolicyGatePools, PolicyDefaultPools}
 
 // GateWebhook is the name of the webhook that gates pods where no policy can: of its MutatingWebhookConfiguration, its

@@ -204,9 +204,9 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	}
 
 	// 3. What gates pods, where that is not for policies to do.
-	hookedIn := ""
+	webhookNamespace := ""
 	if o.GateWebhook != nil {
-		hookedIn = o.Namespace
+		webhookNamespace = o.Namespace
 		hooked, err = webhook.Add(mgr, webhook.Options{Namespace: o.Namespace, Port: o.GateWebhook.Port,
 			Given: o.GateWebhook.Given, Registry: metrics.Registry, Uninstalling: uninstalling})
 		if err != nil {
@@ -219,7 +219,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	if err != nil {
 		return err
 	}
-	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling, again, hookedIn)
+	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling, again, webhookNamespace)
 	if err != nil {
 		return err
 	}

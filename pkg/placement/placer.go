@@ -278,7 +278,7 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		p.memory.waitsForAddress(pod)
 		return reconcile.Result{RequeueAfter: claim.Retry}, nil
 	case claim == nil && cached.TooLong():
-		return reconcile.Result{}, p.letGo(ctx, pod)
+		return reconcile.Result{}, p.ungateTooLong(ctx, pod)
 	}
 	return p.decide(ctx, pod, claim)
 }
@@ -327,8 +327,8 @@ func (p *placer) decide(ctx context.Context, pod *corev1.Pod, claim *podip.Claim
 	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
 
-// letGo ungates a pod if the caches do not keep what decides where it may go.
-func (p *placer) letGo(ctx context.Context, pod *corev1.Pod) error {
+// ungateTooLong ungates a pod of which the caches do not keep what decides where it may go.
+func (p *placer) ungateTooLong(ctx context.Context, pod *corev1.Pod) error {
 	if !home.Gated(pod) {
 		return nil
 	}

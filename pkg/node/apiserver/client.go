@@ -29,7 +29,8 @@ import (
 const (
 	// CallTimeout is for one request. The API server itself gives up after 60 s; nothing waits for it.
 	CallTimeout = 10 * time.Second
-	// ListTimeout is for one list. The API server's own limit is shorter: a list that is slow is not begun again before.
+	// ListTimeout is for one list. It exceeds the API server's own limit of 60 s, so that no agent begins a slow list
+	// again that the API server still serves.
 	ListTimeout = 70 * time.Second
 	// qps and burst let a node whose pods all end at once tell so within seconds.
 	qps, burst = 70, 400

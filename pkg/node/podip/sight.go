@@ -40,8 +40,9 @@ func (b bound) uid(s *sight) string {
 	return s.sandboxes[b.Attachment.ContainerID].Pod.UID
 }
 
-// fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. However many
-// ask, it rests for restTimes as long as an answer took, up to restMost: while many pods end, it is always asked.
+// fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. Between
+// two answers it rests restTimes as long as the last one took, at most restMost: while many pods end, a question is
+// always waiting.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet

@@ -26,7 +26,7 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// reconcilePool lets a pool go that is being deleted, and writes its status.
+// reconcilePool writes the status of a pool, and removes the finalizer of one that is being deleted and has no PodIPs.
 func (c *Controller) reconcilePool(ctx context.Context, s *session, name string) error {
 	at := c.now()
 	if err := c.finalizeReplaced(ctx, s, name); err != nil {

@@ -195,7 +195,7 @@ type vouched struct {
 	Guard string `json:"guard,omitempty"`
 }
 
-// placePod tells a pod its addresses and lets it go, in one patch.
+// placePod writes a pod's addresses and removes its gate, in one patch.
 func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
 	if pod == nil || pod.UID != w.UID || pod.ResourceVersion != w.Version {
 		return conflict("pods", w.Name)

@@ -113,7 +113,7 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	}
 	if namespace == everyNamespace {
-		trusted, err := g.keepScope(ctx)
+		trusted, err := g.scope.update(ctx, g.namespaces)
 		return reconcile.Result{RequeueAfter: trusted}, err
 	}
 	var all kruisev1alpha1.PersistentPodStateList
@@ -132,8 +132,8 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 			return orLater(err)
 		}
 	}
-	if g.scope != nil && !g.scope.says(namespace, lines != "") { // to list all is dear
-		if _, err := g.keepScope(ctx); err != nil {
+	if g.scope != nil && !g.scope.upToDate(namespace, lines != "") { // listing all is expensive
+		if _, err := g.scope.update(ctx, g.namespaces); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
@@ -142,12 +142,6 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
-}
-
-// keepScope keeps the webhook that gates pods to the namespaces that have PersistentPodStates, and returns how long
-// that is trusted.
-func (g *gating) keepScope(ctx context.Context) (trusted time.Duration, err error) {
-	return g.scope.keep(ctx, func() ([]string, error) { return g.namespaces(ctx) })
 }
 
 // gateLines names the workloads whose pods are gated because of their PersistentPodStates, empty if there are none. The

@@ -30,10 +30,10 @@ type Records struct {
 
 // Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
 // with an error as soon as they can. leads reports whether this replica leads, uninstalling whether stayput is being
-// uninstalled; again delivers after it turned out not to be. hooked is the installation's namespace if a webhook gates
-// pods, empty if none does.
+// uninstalled; again delivers after it turned out not to be. webhookNamespace is the installation's namespace if a
+// webhook gates pods, empty if none does.
 func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool,
-	again <-chan struct{}, hooked string) (*Records, error) {
+	again <-chan struct{}, webhookNamespace string) (*Records, error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
@@ -56,8 +56,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 		status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling,
 		again: again}
-	if hooked != "" {
-		gate.scope = &scope{client: mgr.GetClient(), live: mgr.GetAPIReader(), namespace: hooked}
+	if webhookNamespace != "" {
+		gate.scope = &scope{client: mgr.GetClient(), live: mgr.GetAPIReader(), namespace: webhookNamespace}
 	}
 	return &Records{mgr.GetClient(), w, k}, errors.Join(
 		metrics.Registry.Register(newStateMetrics(mgr.GetClient(), leads)),

@@ -22,58 +22,59 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
-// scope keeps the webhook that gates recorded pods, where one does, to the namespaces that have PersistentPodStates: to
-// be asked about a pod makes its create two to three times as dear. The chart leaves the webhook's namespaceSelector
-// out, so that it is the controller's alone, and until that is written, or without the right to it, the API server asks
-// about the pods of all namespaces.
+// scope limits the webhook for recorded pods to the namespaces that have PersistentPodStates: a call makes the create
+// of a pod two to three times as expensive. The chart sets no namespaceSelector, so the controller owns that field.
+// Until the controller has written it, or if it may not, the API server calls the webhook for the pods of all
+// namespaces.
 type scope struct {
 	client    client.Client
 	live      client.Reader
 	namespace string // the installation's, about whose pods nothing is asked
 
-	mu    sync.Mutex
-	names []string  // the namespaces that the webhook was kept to last
-	until time.Time // that is trusted until then
+	mu         sync.Mutex
+	names      []string  // the namespaces that the webhook was limited to last
+	validUntil time.Time // that is trusted until then
 }
 
-// says reports whether it is trusted that the webhook is kept to namespaces among which one is, or is not.
-func (s *scope) says(namespace string, among bool) bool {
+// upToDate reports whether it is trusted that the webhook is limited to namespaces among which one is, or is not.
+func (s *scope) upToDate(namespace string, among bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.until) && slices.Contains(s.names, namespace) == among
+	return time.Now().Before(s.validUntil) && slices.Contains(s.names, namespace) == among
 }
 
-// unhookedFor is how long it is trusted that there is no webhook: Helm makes it after the controllers.
-const unhookedFor = 30 * time.Second
+// absentFor is how long it is trusted that there is no webhook: Helm makes it after the controllers.
+const absentFor = 30 * time.Second
 
-// keep keeps the webhook to the namespaces that list returns, and returns how long that is trusted. They are listed
+// update limits the webhook to the namespaces that list returns, and returns how long that is trusted. They are listed
 // once no other call writes: an older list is never written after a newer one.
-func (s *scope) keep(ctx context.Context, list func() ([]string, error)) (trusted time.Duration, err error) {
+func (s *scope) update(ctx context.Context, list func(context.Context) ([]string, error)) (
+	trusted time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	names, err := list()
+	names, err := list(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if trusted = time.Until(s.until); slices.Equal(names, s.names) && trusted > 0 {
+	if trusted = time.Until(s.validUntil); slices.Equal(names, s.names) && trusted > 0 {
 		return trusted, nil
 	}
 	trusted = gateEvery
-	s.until = time.Time{} // a write that fails may have happened
+	s.validUntil = time.Time{} // a write that fails may have happened
 	var config admissionregistrationv1.MutatingWebhookConfiguration
 	err = s.live.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &config)
 	switch {
 	case apierrors.IsForbidden(err):
 	case cluster.Absent(err):
-		trusted = unhookedFor
+		trusted = absentFor
 	case err != nil:
 		return 0, fmt.Errorf("reading the configuration of the webhook: %w", err)
 	default:
 		if err := s.write(ctx, &config, names); err != nil {
-			return 0, fmt.Errorf("keeping the webhook to namespaces with PersistentPodStates: %w", err)
+			return 0, fmt.Errorf("limiting the webhook to namespaces with PersistentPodStates: %w", err)
 		}
 	}
-	s.names, s.until = names, time.Now().Add(trusted)
+	s.names, s.validUntil = names, time.Now().Add(trusted)
 	return trusted, nil
 }
 

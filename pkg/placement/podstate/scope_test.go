@@ -1,6 +1,7 @@
 package podstate
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,7 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		s := &scope{client: api, live: api, namespace: "stayput-system"}
 		keep := func(names ...string) {
 			t.Helper()
-			trusted, err := s.keep(t.Context(), func() ([]string, error) { return names, nil })
+			trusted, err := s.update(t.Context(), func(context.Context) ([]string, error) { return names, nil })
 			must.Do(t, err)
 			next = trusted
 		}
@@ -60,7 +61,7 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		time.Sleep(next)
 		keep("a")
 		want("a")
-		if !s.says("a", true) || !s.says("b", false) || s.says("a", false) || s.says("b", true) {
+		if !s.upToDate("a", true) || !s.upToDate("b", false) || s.upToDate("a", false) || s.upToDate("b", true) {
 			t.Errorf("it does not know what it is kept to: %v", s.names)
 		}
 		keep("a", "b")
@@ -75,7 +76,7 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		config.Webhooks[1].NamespaceSelector = nil
 		must.Do(t, api.Update(t.Context(), config))
 		time.Sleep(next)
-		if s.says("a", false) {
+		if s.upToDate("a", false) {
 			t.Error("trusts what it wrote for ever")
 		}
 		keep()

@@ -18,17 +18,17 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// letPoolsGo takes the finalizer off all PodIPs, PodIPPools and SpiderIPPools, until a pass finds none: no other
-// program would do so any more, and neither they nor their definitions could be deleted. Otherwise they stay as they
-// are, for the next installation, whose controllers put the finalizers back. It returns how many had one, and names
-// those that are deleted, but kept by finalizers of others. c must read from the API server, not from a cache.
-func letPoolsGo(ctx context.Context, c client.Client) (freed int, held []string, err error) {
+// removeFinalizers removes our finalizer from all PodIPs, PodIPPools and SpiderIPPools, until a pass finds none: no
+// other program would do so any more, and neither they nor their definitions could be deleted. Otherwise they stay as
+// they are, for the next installation, whose controllers put the finalizers back. It returns how many had one, and
+// names those that are deleted, but kept by finalizers of others. c must read from the API server, not from a cache.
+func removeFinalizers(ctx context.Context, c client.Client) (freed int, held []string, err error) {
 	for range mostPasses {
 		found := 0
 		held = nil
 		for kind, list := range map[string]client.ObjectList{"PodIP": &v1alpha1.PodIPList{},
 			"PodIPPool": &v1alpha1.PodIPPoolList{}, "SpiderIPPool": &spiderpoolv2beta1.SpiderIPPoolList{}} {
-			n, err := letGo(ctx, c, list, func(o client.Object) {
+			n, err := removeFinalizersOf(ctx, c, list, func(o client.Object) {
 				if by := heldBy(kind, o); by != "" {
 					held = append(held, by)
 				}
@@ -49,9 +49,9 @@ func letPoolsGo(ctx context.Context, c client.Client) (freed int, held []string,
 // mostPasses bounds the passes if others change PodIPs, or put the finalizer back, all the time.
 const mostPasses = 20
 
-// letGo takes the finalizer off all objects of a kind that is served, and returns how many had one. It calls others for
-// each object that has not.
-func letGo(
+// removeFinalizersOf removes it from all objects of a kind that is served, and returns how many had one. It calls
+// others for each object that has not.
+func removeFinalizersOf(
 	ctx context.Context, c client.Client, list client.ObjectList, others func(client.Object),
 ) (found int, err error) {
 	for first := true; first || list.GetContinue() != ""; first = false {

@@ -89,7 +89,7 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 			say("deleting the policy %s, which no longer has any effect: %v", name, err)
 		}
 	}
-	freed, held, err := letPoolsGo(ctx, c)
+	freed, held, err := removeFinalizers(ctx, c)
 	sayHeld(say, held)
 	switch {
 	case err != nil:

@@ -146,7 +146,7 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 			if err := deleteGatedWorkloads(ctx, u.live); err != nil && ctx.Err() == nil {
 				u.log.Info("Cannot delete the lists of gated workloads", "err", err)
 			}
-			if _, _, err := letPoolsGo(ctx, u.live); err != nil && ctx.Err() == nil {
+			if _, _, err := removeFinalizers(ctx, u.live); err != nil && ctx.Err() == nil {
 				u.log.Info("Cannot remove the finalizers from PodIPs and PodIPPools", "err", err)
 			}
 		}

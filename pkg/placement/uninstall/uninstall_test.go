@@ -217,7 +217,7 @@ func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 	}}).Build()
 	held := []string{"PodIP 10.6.0.2 (example.com/a, example.com/b)"}
 	must.Do(t, c.Delete(t.Context(), &v1alpha1.PodIP{ObjectMeta: named("10.6.0.2")}))
-	if _, by, err := letPoolsGo(t.Context(), c); err != nil || !slices.Equal(by, held) {
+	if _, by, err := removeFinalizers(t.Context(), c); err != nil || !slices.Equal(by, held) {
 		t.Fatal(by, err)
 	}
 	for name, want := range map[string][]string{"10.6.0.1": nil, "10.6.0.2": {"example.com/a", "example.com/b"},
@@ -236,7 +236,7 @@ func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 		!slices.Equal(theirs.Finalizers, []string{"spiderpool.spidernet.io"}) {
 		t.Errorf("the SpiderIPPool has %v: %v", theirs.Finalizers, err)
 	}
-	if freed, _, err := letPoolsGo(t.Context(), c); freed != 0 || err != nil {
+	if freed, _, err := removeFinalizers(t.Context(), c); freed != 0 || err != nil {
 		t.Error(freed, err)
 	}
 }
@@ -251,7 +251,7 @@ func TestPoolsThatAreNotServedHaveNoFinalizers(t *testing.T) {
 		client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		return &meta.NoKindMatchError{}
 	}}).Build()
-	if freed, _, err := letPoolsGo(t.Context(), none); freed != 0 || err != nil {
+	if freed, _, err := removeFinalizers(t.Context(), none); freed != 0 || err != nil {
 		t.Error(freed, err)
 	}
 }
