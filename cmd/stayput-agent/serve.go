@@ -75,11 +75,12 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	o.log.AddFlags(f)
 }
 
-// softMemoryLimit and gcPercent keep the agent small rather than fast: it allocates little, in bursts. GOMEMLIMIT and
-// GOGC override them.
+// The agent is kept small, not fast. With a gcPercent of 25 and two processors it took a quarter more CPU time for pods
+// that are created again, and 2 MiB less memory. GOMEMLIMIT, GOGC and GOMAXPROCS override these.
 const (
 	softMemoryLimit = 20 << 20
-	gcPercent       = 25
+	gcPercent       = 100
+	processors      = 1
 )
 
 // serve runs the agent until ctx is done.
@@ -91,6 +92,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	}
 	log := slog.New(handler)
 	program.LimitMemory(softMemoryLimit, gcPercent)
+	program.LimitProcessors(processors)
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
 	o.node.Registry.MustRegister(collectors.NewGoCollector(),

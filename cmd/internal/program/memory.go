@@ -27,6 +27,13 @@ func LimitMemory(limit int64, garbage int) {
 	}
 }
 
+// LimitProcessors has the program run on n processors at a time. $GOMAXPROCS takes precedence.
+func LimitProcessors(n int) {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(n)
+	}
+}
+
 // SpareCollections lets at least as many bytes of garbage pile up as given, and percent of a larger heap. A percentage
 // alone has a small heap collected at every few requests. $GOGC takes precedence.
 func SpareCollections(least uint64, percent int) {

@@ -43,6 +43,18 @@ func TestTheRuntimeStaysBelowTheLimitOfTheContainer(t *testing.T) {
 	}
 }
 
+func TestTheProcessorsAreLimitedUnlessTheyAreSetByHand(t *testing.T) {
+	was := runtime.GOMAXPROCS(2)
+	t.Cleanup(func() { runtime.GOMAXPROCS(was) })
+	for byHand, want := range map[string]int{"2": 2, "": 1} {
+		runtime.GOMAXPROCS(2)
+		t.Setenv("GOMAXPROCS", byHand)
+		if LimitProcessors(1); runtime.GOMAXPROCS(0) != want {
+			t.Errorf("with %q it is %d, want %d", byHand, runtime.GOMAXPROCS(0), want)
+		}
+	}
+}
+
 func TestASmallHeapIsNotCollectedAtEveryFewRequests(t *testing.T) {
 	for heap, want := range map[uint64]int{1 << 20: 3200, 32 << 20: 100, 80 << 20: 40, 500 << 20: 40} {
 		if is := garbageOf(heap, 32<<20, 40); is != want {
