@@ -40,8 +40,9 @@ type Loop struct {
 	// Note is called with each error, and with nil once it watches.
 	Note func(error)
 	// Version returns the version of the API server, past all caches. It is for many objects: a watch that has ended
-	// without an error goes on where it ended, for up to an hour. A list follows before only after an error, or if the
-	// version went back: while etcd is restored from a backup, no API server answers. A nil Version has a list follow each
+	// without an error goes on where it ended, for up to an hour, and so does one that was refused because the API server
+	// has too many requests. A list follows before only after another error, or if the version went back: while etcd is
+	// restored from a backup, no API server answers. A nil Version has a list follow each
 	// watch, which tells what the watch missed.
 	Version func(ctx context.Context) (string, error)
 }
@@ -118,14 +119,22 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 		}
 	}})
 	stop()
+	refusals := newBackoff()
 	for err == nil && time.Since(listed) < listEvery {
 		begun := time.Now()
-		version, err = l.watch(ctx, version, healthy)
-		if err != nil || l.Version == nil || time.Since(begun) < shortest {
-			return err
+		next, failed := l.watch(ctx, version, healthy)
+		switch {
+		case l.Version != nil && apierrors.IsTooManyRequests(failed):
+			if !l.refused(ctx, failed, refusals.Step()) {
+				return ctx.Err()
+			}
+		case failed != nil || l.Version == nil || time.Since(begun) < shortest:
+			return failed
+		default:
+			version, refusals = next, newBackoff()
 		}
 		var now string
-		if now, err = l.Version(ctx); err == nil {
+		if now, err = l.newest(ctx); err == nil {
 			if order, unknown := resourceversion.CompareResourceVersion(now, version); unknown != nil || order < 0 {
 				return nil
 			}
@@ -133,6 +142,29 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 		}
 	}
 	return err
+}
+
+// refused waits because the API server has too many requests, and reports whether ctx goes on. A list in place of what
+// was refused would keep the API server busy: if the agents of all nodes list at once, it refuses the watches of those
+// that have done so.
+func (l *Loop) refused(ctx context.Context, err error, pause time.Duration) bool {
+	l.Note(err)
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(pause):
+		return true
+	}
+}
+
+// newest is Version, which is asked again while it is refused.
+func (l *Loop) newest(ctx context.Context) (version string, err error) {
+	for backoff := newBackoff(); ; {
+		version, err = l.Version(ctx)
+		if !apierrors.IsTooManyRequests(err) || !l.refused(ctx, err, backoff.Step()) {
+			return version, err
+		}
+	}
 }
 
 // watch watches from a version on until that ends, and returns the version up to which all is known.

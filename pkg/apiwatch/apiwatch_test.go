@@ -3,6 +3,7 @@ package apiwatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"testing"
@@ -18,6 +19,7 @@ import (
 type server struct {
 	err    error // of lists
 	hangs  bool  // lists do, until their context ends
+	busy   error // of watches, and of the version
 	w      *watch.RaceFreeFakeWatcher
 	cycles []Cycle
 	events []watch.EventType
@@ -42,6 +44,9 @@ func follow(t *testing.T, s *server, test func()) {
 			},
 			Watch: func(ctx context.Context, version string) (watch.Interface, error) {
 				s.from = append(s.from, version)
+				if s.busy != nil {
+					return nil, fmt.Errorf("watching: %w", s.busy)
+				}
 				w := watch.NewRaceFreeFake()
 				s.w = w
 				context.AfterFunc(ctx, w.Stop)
@@ -54,7 +59,7 @@ func follow(t *testing.T, s *server, test func()) {
 			Note: func(err error) { s.notes = append(s.notes, err) },
 		}
 		if s.now != "" {
-			loop.Version = func(ctx context.Context) (string, error) { return s.now, errors.Join(s.err, ctx.Err()) }
+			loop.Version = func(ctx context.Context) (string, error) { return s.now, errors.Join(s.err, s.busy, ctx.Err()) }
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -215,6 +220,46 @@ func TestAWatchOfManyObjectsGoesOnWhereItEnded(t *testing.T) {
 		pass(10 * time.Second)
 		if len(s.cycles) < 5 {
 			t.Errorf("%d lists, want one after an error", len(s.cycles))
+		}
+	})
+}
+
+// If each agent listed again because its watch was refused, an API server that all of them ask would be ever busier.
+func TestAWatchThatIsRefusedIsNoReasonForAList(t *testing.T) {
+	s := &server{now: "12", busy: apierrors.NewTooManyRequestsError("busy")}
+	follow(t, s, func() {
+		pass(time.Minute)
+		if len(s.cycles) != 1 || len(s.from) != 1 || !apierrors.IsTooManyRequests(s.notes[len(s.notes)-1]) {
+			t.Errorf("%d lists, watches from %v, noted %v", len(s.cycles), s.from, s.notes)
+		}
+		if n := len(s.notes); n < 6 || n > 20 {
+			t.Errorf("%d requests in a minute", n)
+		}
+		s.busy = nil
+		pass(20 * time.Second)
+		if len(s.cycles) != 1 || !slices.Equal(s.from, []string{"7", "7"}) || s.notes[len(s.notes)-1] != nil {
+			t.Errorf("%d lists, watches from %v, noted %v", len(s.cycles), s.from, s.notes)
+		}
+		s.cycles[0].Doubt() // the watch has begun later than the list
+		pass(time.Second)
+		if len(s.cycles) != 2 {
+			t.Errorf("%d lists, want another one", len(s.cycles))
+		}
+	})
+	s = &server{now: "6", busy: apierrors.NewTooManyRequestsError("busy")}
+	follow(t, s, func() {
+		pass(10 * time.Second)
+		s.busy = nil // and etcd was restored from a backup
+		pass(20 * time.Second)
+		if len(s.cycles) < 2 {
+			t.Errorf("%d lists, watches from %v", len(s.cycles), s.from)
+		}
+	})
+	s = &server{busy: apierrors.NewTooManyRequestsError("busy")} // the list is cheap
+	follow(t, s, func() {
+		pass(time.Minute)
+		if len(s.cycles) < 2 || len(s.cycles) != len(s.from) {
+			t.Errorf("%d lists, watches from %v", len(s.cycles), s.from)
 		}
 	})
 }
