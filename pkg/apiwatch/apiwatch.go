@@ -42,8 +42,8 @@ type Loop struct {
 	// Version returns the version of the API server, past all caches. It is for many objects: a watch that has ended
 	// without an error goes on where it ended, for up to an hour, and so does one that was refused because the API server
 	// has too many requests. A list follows before only after another error, or if the version went back: while etcd is
-	// restored from a backup, no API server answers. A nil Version has a list follow each
-	// watch, which tells what the watch missed.
+	// restored from a backup, no API server answers. A nil Version has a list follow each watch, which tells what the
+	// watch missed.
 	Version func(ctx context.Context) (string, error)
 }
 
