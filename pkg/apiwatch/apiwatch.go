@@ -93,10 +93,7 @@ func (l *Loop) Run(ctx context.Context) {
 		case time.Since(begun) < shortest:
 			pause = backoff.Step()
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		sleep(ctx, pause)
 	}
 }
 
@@ -119,22 +116,27 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 		}
 	}})
 	stop()
-	refusals := newBackoff()
+	busy := newBackoff()
 	for err == nil && time.Since(listed) < listEvery {
 		begun := time.Now()
 		next, failed := l.watch(ctx, version, healthy)
 		switch {
 		case l.Version != nil && apierrors.IsTooManyRequests(failed):
-			if !l.refused(ctx, failed, refusals.Step()) {
-				return ctx.Err()
-			}
+			// A list would keep the API server busy: if the agents of all nodes list at once, it refuses the watches of those
+			// that have done so.
+			l.Note(failed)
+			sleep(ctx, busy.Step())
 		case failed != nil || l.Version == nil || time.Since(begun) < shortest:
 			return failed
 		default:
-			version, refusals = next, newBackoff()
+			version, busy = next, newBackoff()
 		}
 		var now string
-		if now, err = l.newest(ctx); err == nil {
+		for now, err = l.Version(ctx); apierrors.IsTooManyRequests(err) && ctx.Err() == nil; now, err = l.Version(ctx) {
+			l.Note(err)
+			sleep(ctx, busy.Step())
+		}
+		if err == nil {
 			if order, unknown := resourceversion.CompareResourceVersion(now, version); unknown != nil || order < 0 {
 				return nil
 			}
@@ -144,26 +146,11 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 	return err
 }
 
-// refused waits because the API server has too many requests, and reports whether ctx goes on. A list in place of what
-// was refused would keep the API server busy: if the agents of all nodes list at once, it refuses the watches of those
-// that have done so.
-func (l *Loop) refused(ctx context.Context, err error, pause time.Duration) bool {
-	l.Note(err)
+// sleep waits for d, or until ctx is done.
+func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
-		return false
-	case <-time.After(pause):
-		return true
-	}
-}
-
-// newest is Version, which is asked again while it is refused.
-func (l *Loop) newest(ctx context.Context) (version string, err error) {
-	for backoff := newBackoff(); ; {
-		version, err = l.Version(ctx)
-		if !apierrors.IsTooManyRequests(err) || !l.refused(ctx, err, backoff.Step()) {
-			return version, err
-		}
+	case <-time.After(d):
 	}
 }
 
