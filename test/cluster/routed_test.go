@@ -125,17 +125,26 @@ func hearsOfRouted(t *testing.T, c *lab.Cluster) (heard func() []watch.EventType
 	w, err := typed(t, c).Watch(t.Context(), &v1alpha1.PodIPList{},
 		client.MatchingFieldsSelector{Selector: podip.RoutedSelector})
 	must.Do(t, err)
-	all := make(chan []watch.EventType, 1)
+	enough, all := make(chan struct{}), make(chan []watch.EventType, 1)
 	go func() {
+		defer w.Stop() // only now: it may end in an event that is an error
 		var events []watch.EventType
-		for e := range w.ResultChan() {
-			events = append(events, e.Type)
+		defer func() { all <- events }()
+		for {
+			select {
+			case e, ok := <-w.ResultChan():
+				if !ok {
+					return
+				}
+				events = append(events, e.Type)
+			case <-enough:
+				return
+			}
 		}
-		all <- events
 	}()
 	return func() []watch.EventType {
 		time.Sleep(time.Second) // for what is on its way
-		w.Stop()
+		close(enough)
 		return <-all
 	}
 }
