@@ -43,7 +43,9 @@ var sections = []table.Section[*bench]{
 		Name: "costs", Measure: measureCosts,
 		About: "CPU time for each pod created, of API server, etcd and stayput, against no stayput",
 	},
-	{Name: "pools", About: "pods with addresses of pools, against pods without", Measure: measurePools},
+	{Name: "pools", About: "gated pods that get addresses of pools, against pods without", Measure: measurePools},
+	{Name: "l2", About: "recreate for pods of a pool on a link that all nodes share", Measure: measureL2},
+	{Name: "routed", About: "recreate for pods of a routed pool", Measure: measureRouted},
 	{
 		Name: "moves", Measure: measureMoves,
 		About: "pods with addresses of routed pools: their moves, their network, and what agents do for them",

@@ -28,15 +28,6 @@ const (
 // pooled are the annotations of a pod that asks for an address of the pool.
 var pooled = map[string]string{stayputv1alpha1.AnnotationPools: poolName}
 
-func measurePools(ctx context.Context, b *bench) ([]table.Row, error) {
-	given, err := measureGiving(ctx, b)
-	if err != nil {
-		return given, err
-	}
-	again, err := measurePoolRecreate(ctx, b)
-	return append(given, again...), err
-}
-
 // makePool creates a pool and waits until it gives addresses: every node has to be asked first.
 func (w *world) makePool(
 	ctx context.Context, mode stayputv1alpha1.PodIPPoolMode, subnet string, addresses ...string,
@@ -68,8 +59,8 @@ func (w *world) allFree(ctx context.Context) error {
 	})
 }
 
-// measureGiving measures the controller, on a cluster whose pods run nowhere.
-func measureGiving(ctx context.Context, b *bench) (rows []table.Row, err error) {
+// measurePools measures the controller, on a cluster whose pods run nowhere.
+func measurePools(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	w, err := b.startInstalled(ctx, objectsOnly, lab.ProcessOptions{Controllers: 1, Pools: true})
 	if err != nil {
 		return nil, err
@@ -306,19 +297,34 @@ func keptPodIP(a netip.Addr, i int, node string) *stayputv1alpha1.PodIP {
 	}
 }
 
-// measurePoolRecreate is the section recreate for pods of pools, on a link that all nodes share. Their kubelets cannot
-// probe them: a node does not reach its own macvlan.
-func measurePoolRecreate(ctx context.Context, b *bench) ([]table.Row, error) {
+// measureL2 measures pods of a pool on a link that all nodes share.
+func measureL2(ctx context.Context, b *bench) ([]table.Row, error) {
+	return measurePoolRecreate(ctx, b, "L2 pool", stayputv1alpha1.ModeL2, "10.6.0.0/16", "10.6.168.0/24", "macvlan")
+}
+
+// measureRouted measures pods of a pool whose addresses the nodes route, on the bridges that they have from the start.
+func measureRouted(ctx context.Context, b *bench) ([]table.Row, error) {
+	return measurePoolRecreate(ctx, b, "routed pool", stayputv1alpha1.ModeRouted, "10.50.0.0/16", "10.50.168.0/24", "")
+}
+
+// measurePoolRecreate is the section recreate for pods of a pool, in networks of the main plugin if it is not empty.
+// Kubelets do not probe the pods: a node does not reach its own macvlan.
+func measurePoolRecreate(
+	ctx context.Context, b *bench, of string, mode stayputv1alpha1.PodIPPoolMode, subnet, addresses, plugin string,
+) ([]table.Row, error) {
 	unprobed := func(ofPods map[string]string) *appsv1.StatefulSet {
 		return lab.Workload{Name: "web", Replicas: crowd, Annotations: ofPods, Unprobed: true}.StatefulSet(crowdNamespace)
 	}
-	onLink := func(ctx context.Context, o lab.ClusterOptions, ipam string) (*world, error) {
+	start := func(ctx context.Context, o lab.ClusterOptions, ipam string) (*world, error) {
 		w, err := b.start(ctx, o)
 		if err != nil {
 			return nil, err
 		}
+		if plugin == "" {
+			return w, nil
+		}
 		for _, n := range w.Nodes {
-			err := n.SetNetworks(ctx, lab.Network{Type: "macvlan", Annotations: true,
+			err := n.SetNetworks(ctx, lab.Network{Type: plugin, Annotations: true,
 				IPAM: lab.RangeIPAM(ipam, n.Pods.String())})
 			if err != nil {
 				return nil, w.end(ctx, err)
@@ -326,18 +332,18 @@ func measurePoolRecreate(ctx context.Context, b *bench) ([]table.Row, error) {
 		}
 		return w, nil
 	}
-	m, err := b.compete(ctx, "pools", [2]contestant{
+	m, err := b.compete(ctx, of, [2]contestant{
 		{
 			name: "stayput",
 			start: func(ctx context.Context) (*world, error) {
-				w, err := onLink(ctx, lab.ClusterOptions{Product: b.product, IPAM: "stayput"}, "stayput")
+				w, err := start(ctx, lab.ClusterOptions{Product: b.product, IPAM: "stayput"}, "stayput")
 				if err != nil {
 					return nil, err
 				}
 				if err := w.install(ctx, lab.ProcessOptions{Controllers: replicas, Pools: true}); err != nil {
 					return nil, err
 				}
-				if err := w.makePool(ctx, stayputv1alpha1.ModeL2, "10.6.0.0/16", "10.6.168.0/24"); err != nil {
+				if err := w.makePool(ctx, mode, subnet, addresses); err != nil {
 					return nil, w.end(ctx, err)
 				}
 				return w, nil
@@ -350,7 +356,7 @@ func measurePoolRecreate(ctx context.Context, b *bench) ([]table.Row, error) {
 		{
 			name: "stock",
 			start: func(ctx context.Context) (*world, error) {
-				return onLink(ctx, lab.ClusterOptions{}, "host-local")
+				return start(ctx, lab.ClusterOptions{}, "host-local")
 			},
 			set: unprobed(nil),
 		},
@@ -365,7 +371,7 @@ func measurePoolRecreate(ctx context.Context, b *bench) ([]table.Row, error) {
 		return all
 	}
 	return []table.Row{
-		m.againRow(" of a pool"),
+		m.againRow(" of a " + of),
 		usedBy(m.used[ours], m.used[stock]),
 		m.keptRow("  with the IP kept, on whichever node", m.ips[ours]),
 		{
