@@ -149,11 +149,13 @@ func (b *Book) SetPod(p Pod) {
 		if old.Identity != p.Identity { // it waits for addresses of another one
 			b.StopWaiting(p.UID)
 		}
+		// Its DEL takes back what is noted. A pod that is being deleted has no other ADD.
+		p.Noted = p.Noted || old.Noted && p.Ending
+		p.foundEnding = old.foundEnding
+	} else {
+		p.foundEnding = p.Ending
 	}
 	b.pods[p.UID] = &p
-	if p.starting() && !old.starting() { // with a new sandbox: what was observed is of an earlier one
-		b.forgetObserved(p.UID)
-	}
 	if delete(b.unbound, p.UID); p.isUnbound() {
 		b.unbound[p.UID] = struct{}{}
 	}
@@ -207,7 +209,9 @@ func (b *Book) RemovePod(uid UID, version string, now time.Time) {
 	b.untell(p)
 	b.StopWaiting(uid)
 	delete(b.pods, uid)
-	b.forgetObserved(uid) // what was said of it before its end proves nothing
+	for _, a := range b.given[uid] { // what was said of it before its end proves nothing
+		delete(b.allocations, a)
+	}
 	if name := (Owner{Namespace: p.Namespace, Pod: p.Name}); b.named[name] == uid {
 		delete(b.named, name)
 	}
@@ -219,7 +223,7 @@ func (b *Book) RemovePod(uid UID, version string, now time.Time) {
 			delete(b.ends, old)
 		}
 	}
-	end := End{Node: p.Node, Final: version != "", Started: p.Terminal || p.ReportedIP.IsValid(),
+	end := End{Node: p.Node, Final: version != "", Started: p.Terminal || p.Noted, FoundEnding: p.foundEnding,
 		Predates: b.audit.predates(p), At: now}
 	if end.Final && Newer(version, b.dated.version) {
 		end.After = b.dated.before

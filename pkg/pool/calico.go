@@ -77,13 +77,6 @@ func (b *Book) SetAllocation(a netip.Addr, is Allocation) {
 	}
 }
 
-// forgetObserved forgets what Calico's IPAM has said of the addresses of a pod.
-func (b *Book) forgetObserved(uid UID) {
-	for _, a := range b.given[uid] {
-		delete(b.allocations, a)
-	}
-}
-
 // SetAllocations puts in who has addresses of a pool by Calico's IPAM, as all of its blocks said at a time. What all
 // does not have is free.
 func (b *Book) SetAllocations(pool string, all map[netip.Addr]Allocation, at time.Time) {
@@ -158,10 +151,10 @@ func (f *facts) ToObserve(a netip.Addr, now time.Time) bool {
 	return !p.gone() && !f.ends[p.PodUID].freed(a) || f.allocations[a].Handle != ""
 }
 
-// starting reports whether a pod has a node, and neither kubelet nor Calico's plugin has reported its address. Kubelet
-// reports it only once it has the images.
+// starting reports whether a pod has a node, and neither kubelet nor Calico's plugin reports that its sandbox has the
+// address. Kubelet does only once it has the images.
 func (p *Pod) starting() bool {
-	return p.alive() && p.Node != "" && !p.ReportedIP.IsValid() && !p.Noted
+	return p.alive() && p.Node != "" && !p.Noted && (!p.ReportedIP.IsValid() || p.Sandboxless)
 }
 
 // startsWithin is how long a pod takes to start as a rule: Calico's IPAM is not asked about it earlier.
@@ -287,9 +280,13 @@ func (s Situation) ended() time.Time {
 	return s.End.At
 }
 
-// started reports whether the pod of an address is known to have started, so that no ADD of it is under way.
+// started reports whether no ADD of the pod of an address is under way, as it had started and its sandbox was not being
+// made again when it was seen last.
 func (s Situation) started() bool {
-	return s.End != nil && s.End.Started || s.IP.StatusUID == s.IP.PodUID && s.IP.Phase == Bound
+	if s.End == nil || s.End.FoundEnding { // an earlier controller has written it
+		return s.IP.boundOn(s.IP.Node)
+	}
+	return s.End.Started
 }
 
 // everyoneInContact is [everyone] for what the Leases of nodes tell. Each node counts, since every one can have
@@ -360,7 +357,7 @@ func fenceFreed(s Situation, name, node string) Finding {
 	if !s.started() {
 		if since = since.Add(addWithin); s.Now.Before(since) {
 			return Finding{Verdict: Wait, Until: since, Reason: fmt.Sprintf(
-				"pod %s was deleted before it had started, and node %s may be about to give it the address", name, node)}
+				"pod %s was deleted while it was being started, and node %s may be about to give it the address", name, node)}
 		}
 	}
 	if n.settled(s.Now) && s.contacted(node, since) {

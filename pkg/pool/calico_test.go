@@ -96,7 +96,7 @@ func TestCalicosWordCountsOnlyWithThatOfTheNode(t *testing.T) {
 			node(func(n *Node) { n.ReadySince = noon.Add(-30 * time.Second) })}, Wait, false, "in contact"},
 		"its end was not seen": {with{unseen, since(20 * time.Second), contacted(10 * time.Second)},
 			Yes, false, "is in contact"},
-		"it had not started": {with{unstarted}, Wait, false, "before it had started"},
+		"it had not started": {with{unstarted}, Wait, false, "while it was being started"},
 		"it had not started, long ago": {with{unstarted, late, since(3 * time.Minute), contacted(30 * time.Second)},
 			Yes, false, "is in contact"},
 		"never had a node":     {with{unstarted, nowhere}, Yes, false, "never had a node"},
@@ -133,7 +133,7 @@ func TestWhatCalicoSaidBeforeThePodsEndSaysNothing(t *testing.T) {
 	b.SetNode(Node{Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true})
 	b.SetPodIP(PodIP{Addr: a, Version: "1", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u"})
 	b.SetAllocation(a, Allocation{At: noon})
-	b.SetPod(Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Created: noon})
+	b.SetPod(Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Noted: true, Created: noon})
 	b.DatePods("99", noon)
 	b.RemovePod("u", "100", noon)
 	if f := b.Fence(b.PodIP(a), noon); f.Verdict == Yes || !b.ToObserve(a, noon) {
@@ -153,8 +153,10 @@ func TestAPodsEndIsDatedByTheVersionOfItsDeletion(t *testing.T) {
 		b := NewBook(Audit{Version: "1", Mark: noon})
 		b.SetNode(Node{Name: "node-1", Ready: true, ReadySince: noon, Foreign: true})
 		b.SetPodIP(PodIP{Addr: a, Version: "1", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u"})
-		pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Ending: true,
+		pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Noted: true,
 			Created: noon.Add(time.Minute), Assigned: []Address{{Mode: Calico, Prefix: netip.PrefixFrom(a, 32)}}}
+		b.SetPod(pod)
+		pod.Ending, pod.Noted = true, false // by its DEL
 		b.SetPod(pod)
 		b.DatePods("100", ended)
 		b.RemovePod("u", version, ended.Add(time.Second))
@@ -189,7 +191,7 @@ func TestTheEndOfAPodIsNotWrittenIfTheNextOneComesAtOnce(t *testing.T) {
 			pod.Keep = Keep{WhileOwned: true}
 			a, _ := place(t, b, pod, noon)
 			pod = *b.Pod(pod.UID)
-			pod.Node, pod.ReportedIP = "n1", a
+			pod.Node, pod.ReportedIP, pod.Noted = "n1", a, true
 			b.SetPod(pod)
 			p := *b.PodIP(a)
 			p.Phase, p.StatusUID, p.Node, p.Version = Bound, pod.UID, "n1", "2"
@@ -237,6 +239,70 @@ func TestTheEndOfAPodIsNotWrittenIfTheNextOneComesAtOnce(t *testing.T) {
 	}
 }
 
+// A sandbox that is made again has an ADD under way, though kubelet still reports the address of the earlier one. What
+// frees the address meanwhile is the DEL of that.
+func TestWhileASandboxIsMadeAgainAFreeAddressProvesNothing(t *testing.T) {
+	const noted, cleared, ending, gone = "noted", "cleared", "ending", "gone"
+	for name, c := range map[string]struct {
+		before Phase // what an earlier controller wrote
+		turns  []string
+		want   Verdict
+		writes Phase // before the pod is gone
+	}{
+		"deleted by force":                {"", []string{noted, gone}, Yes, Bound},
+		"deleted, and its DEL":            {"", []string{noted, ending, cleared, gone}, Yes, ""},
+		"crashed":                         {"", []string{noted, cleared, gone}, Wait, ""},
+		"crashed, which was written":      {Bound, []string{noted, cleared, gone}, Wait, Allocated},
+		"crashed, and made again":         {Bound, []string{noted, cleared, noted, gone}, Yes, ""},
+		"crashed, and deleted":            {Bound, []string{noted, cleared, ending, gone}, Wait, ""},
+		"never started":                   {"", []string{cleared, gone}, Wait, ""},
+		"no controller saw its deletion":  {Bound, []string{ending, cleared, gone}, Yes, ""},
+		"nor that its sandbox had failed": {Allocated, []string{ending, cleared, gone}, Wait, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
+			a := netip.MustParseAddr("10.244.240.1")
+			b.SetNode(Node{Name: "n1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true})
+			is := PodIP{Addr: a, Version: "1", Pool: "p", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u",
+				Keep: Keep{WhileOwned: true}, Held: true}
+			if c.before != "" {
+				is.Phase, is.StatusUID, is.Node = c.before, "u", "n1"
+			}
+			b.SetPodIP(is)
+			pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "n1", ReportedIP: a, Created: noon,
+				Assigned: []Address{{Pool: "p", Mode: Calico, Prefix: netip.PrefixFrom(a, 26)}}}
+			now := noon.Add(time.Minute)
+			for _, turn := range c.turns {
+				switch turn {
+				case noted:
+					pod.Noted = true
+				case cleared:
+					pod.Noted = false
+				case ending:
+					pod.Ending, pod.Noted = true, false
+				case gone:
+					plan := b.Review(a, now, func(*PodIP) Wanted { return Wants })
+					var wrote Phase
+					if len(plan.Writes) > 0 {
+						wrote = plan.Writes[0].(StatusIP).PodIP.Phase
+					}
+					if wrote != c.writes {
+						t.Errorf("%q is written, want %q: %+v", wrote, c.writes, plan)
+					}
+					b.DatePods("99", now)
+					b.RemovePod("u", "100", now)
+					continue
+				}
+				b.SetPod(pod)
+			}
+			b.SetAllocation(a, Allocation{At: now})
+			if f := b.Fence(b.PodIP(a), now); f.Verdict != c.want {
+				t.Errorf("%+v", f)
+			}
+		})
+	}
+}
+
 // A pod has an address of each family, and what is known of one says nothing of the other.
 func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
 	b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
@@ -246,7 +312,7 @@ func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
 		b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "p", Mode: Calico, Namespace: "default", PodName: "web-0",
 			PodUID: "old", Keep: Keep{WhileOwned: true}, Phase: Bound, StatusUID: "old", Node: "n1", Held: true})
 	}
-	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "n1", ReportedIP: both[0],
+	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "n1", ReportedIP: both[0], Noted: true,
 		Created: noon.Add(time.Second)})
 	now := noon.Add(time.Minute)
 	b.DatePods("99", now)
@@ -257,29 +323,6 @@ func TestThatOneAddressOfAPodIsFreedSaysNothingOfItsOtherOne(t *testing.T) {
 		plan := b.Review(both[n], now, func(*PodIP) Wanted { return Wants })
 		if f := b.Fence(b.PodIP(both[n]), now); f.Verdict != want || plan.Writes != nil {
 			t.Errorf("%s: %+v, %+v", both[n], f, plan)
-		}
-	}
-}
-
-// What was observed while a pod started says nothing once it has another sandbox: a DEL of the first may go on.
-func TestWhatWasObservedOfAnEarlierSandboxIsForgotten(t *testing.T) {
-	a := netip.MustParseAddr("10.244.240.1")
-	b := bookOf(t, Spec{Mode: Calico, Subnet: "10.244.240.0/26"})
-	b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "p", Mode: Calico, Namespace: "default", PodName: "web-0", PodUID: "u",
-		Held: true})
-	pod := Pod{UID: "u", Namespace: "default", Name: "web-0", Node: "n1", Created: noon, Assigned: []Address{
-		{Interface: "eth0", Pool: "p", Mode: Calico, Prefix: netip.PrefixFrom(a, 32)}}}
-	b.SetPod(pod)
-	b.SetAllocation(a, Allocation{Handle: "net.1", At: noon})
-	for _, turn := range []struct{ noted, woken, known bool }{
-		{false, false, true}, {true, true, true}, {true, false, true}, {false, true, false},
-	} {
-		_ = b.Woken(noon)
-		pod.Noted = turn.noted
-		b.SetPod(pod)
-		_, known := b.allocations[a]
-		if woken := slices.Contains(b.Woken(noon), KeyOfAddress(a)); woken != turn.woken || known != turn.known {
-			t.Errorf("%+v: woken %t, known %t", turn, woken, known)
 		}
 	}
 }
@@ -304,6 +347,8 @@ func TestAnAllocationThatKeepsItsPodFromStartingIsFreed(t *testing.T) {
 		"its kubelet is silent":        {seen: long, asks: true},
 		"it has started": {pod: func(p *Pod) { p.ReportedIP = a }, seen: long,
 			contact: long},
+		"it has none any more": {pod: func(p *Pod) { p.ReportedIP, p.Sandboxless = a, true }, seen: long, contact: long,
+			asks: true, frees: true},
 		"an ADD has noted its end": {pod: func(p *Pod) { p.Noted = true }, seen: long,
 			contact: long},
 		"it ends": {pod: func(p *Pod) { p.Ending = true }, seen: long, contact: long},
@@ -381,7 +426,7 @@ func importing(t *testing.T) (*Book, netip.Addr) {
 	a := netip.MustParseAddr("10.244.1.5")
 	b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "blue", Mode: Calico, Namespace: "default", PodName: "web-0",
 		PodUID: "old", Interface: "eth0", Keep: Keep{WhileOwned: true}, Adopted: true, Held: true})
-	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a,
+	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Noted: true,
 		Created: noon.Add(-time.Hour)})
 	is := b.CalicoPool("blue")
 	if len(is.Outside) != 1 || is.Outside[0] != a || len(is.Unconfirmed) != 1 || b.ToObserve(a, noon) {

@@ -25,9 +25,8 @@ type calico struct {
 	gced  int // that the garbage collection did, of nodes that exist
 	// reserved are addresses that are reserved one by one, and since when; nil if ordinary pods get no addresses.
 	reserved  map[netip.Addr]time.Time
-	confirmed int          // addresses that were imported, and known to be their pods'
-	unblocked int          // allocations that a controller freed of pods that exist
-	again     map[UID]bool // pods whose sandboxes are made again
+	confirmed int // addresses that were imported, and known to be their pods'
+	unblocked int // allocations that a controller freed of pods that exist
 }
 
 // leak is an allocation that the garbage collection takes for a leak.
@@ -38,7 +37,7 @@ type leak struct {
 
 // becomeCalico makes all pools those of Calico.
 func (w *world) becomeCalico() {
-	w.calico = &calico{leaks: map[netip.Addr]leak{}, again: map[UID]bool{}}
+	w.calico = &calico{leaks: map[netip.Addr]leak{}}
 	w.blocks = map[netip.Addr]Allocation{}
 	for _, name := range w.pools.keys() {
 		is := w.pools.objs[name]
@@ -180,20 +179,27 @@ type reading struct {
 }
 
 // calicoAdds is an ADD of Calico's plugin. It reads the pod by its name, as the API server has it, and asks for the
-// addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them. The first
-// ADD of a pod may take long. Left out is that a sandbox crashes while its pod is deleted by force, just before its
-// node is cut off.
+// addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them.
 func (w *world) calicoAdds(n *node, p Pod) {
 	is, exists := w.pods.objs[p.Name]
 	if !n.kubelet || !exists {
 		return
 	}
-	if !w.calm && !is.ReportedIP.IsValid() && !w.calico.again[p.UID] && w.some(40) {
+	if w.takesLong(is) && w.some(40) {
 		w.logf("%s: an ADD of %s %s begins", n.name, p.Name, p.UID)
 		n.adds = append(n.adds, reading{p, is, maps.Clone(w.calico.reserved), w.now})
 		return
 	}
 	w.calicoAllocates(n, p, is, w.calico.reserved)
+}
+
+// takesLong reports whether an ADD of a pod may take its time. Left out is that a sandbox crashes and its pod is
+// deleted by force before a controller hears of either: then the PodIP still says that the pod has the address.
+func (w *world) takesLong(p Pod) bool {
+	return !w.calm && !p.Noted && !slices.ContainsFunc(p.Assigned, func(a Address) bool {
+		is := w.ips.objs[a.Prefix.Addr().String()]
+		return is.PodUID == p.UID && is.boundOn(is.Node)
+	})
 }
 
 // calicoGoesOn is an ADD that goes on, for as long as one can.
@@ -273,7 +279,7 @@ func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time
 		n.sandboxes[p.UID] = &sandbox{uid: p.UID}
 		n.owners[p.UID] = p
 		return
-	} else if is.Node == n.name && is.ReportedIP.IsValid() {
+	} else if is.Node == n.name && is.Noted {
 		for _, a := range is.Assigned {
 			if held := w.blocks[a.Prefix.Addr()]; held.Handle != "" {
 				w.logf("%s: ADD of %s %s releases %s, which %s has", n.name, p.Name, p.UID, a.Prefix.Addr(), held.Handle)
@@ -291,7 +297,7 @@ func (w *world) calicoAllocates(n *node, p, is Pod, reserved map[netip.Addr]time
 	for _, a := range is.Assigned {
 		w.allocate(a.Prefix.Addr(), n, p, handle)
 	}
-	if !w.calm && !is.ReportedIP.IsValid() && !w.calico.again[p.UID] && w.some(15) {
+	if w.takesLong(is) && w.some(15) {
 		w.logf("%s: the ADD %s of %s %s has %v", n.name, handle, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
 		n.notes = append(n.notes, noting{p, is, handle, w.now})
 		return
@@ -310,31 +316,43 @@ func (w *world) calicoStarts(n *node, p, is Pod, handle string) {
 	n.owners[p.UID] = p
 	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, is.Assigned[0].Prefix.Addr())
 	if now, exists := w.pods.objs[p.Name]; exists && now.UID == p.UID && now.Node == n.name {
-		now.ReportedIP, now.Noted, now.Version = is.Assigned[0].Prefix.Addr(), true, w.version()
+		now.ReportedIP, now.Sandboxless, now.Noted = is.Assigned[0].Prefix.Addr(), false, true
+		now.Version = w.version()
 		w.pods.put(p.Name, now)
 	}
 }
 
-// kubeletReports is kubelet that reports the address of a pod that runs: after a restore the cluster may lack it.
+// kubeletReports is kubelet that reports the address of a pod that runs, and that one has no sandbox: after a restore
+// the cluster may say something else. It goes on reporting the address of an earlier sandbox, unless it restarts:
+// getPodIPs in pkg/kubelet/pleg/generic.go.
 func (w *world) kubeletReports(n *node, p *Pod) {
-	s := n.sandboxes[p.UID]
-	if w.calico == nil || s == nil || len(s.has) == 0 || s.ending || p.ReportedIP.IsValid() ||
-		!reflect.DeepEqual(s.has, p.Assigned) {
+	if w.calico == nil || !p.alive() {
 		return
 	}
-	p.ReportedIP, p.Version = s.has[0].Prefix.Addr(), w.version()
-	w.pods.put(p.Name, *p)
+	s, is := n.sandboxes[p.UID], *p
+	switch {
+	case s == nil || s.ending:
+		if is.Sandboxless = is.ReportedIP.IsValid(); w.some(20) {
+			is.ReportedIP, is.Sandboxless = netip.Addr{}, false
+		}
+	case len(s.has) > 0 && reflect.DeepEqual(s.has, p.Assigned):
+		is.ReportedIP, is.Sandboxless = s.has[0].Prefix.Addr(), false
+	}
+	if is.ReportedIP != p.ReportedIP || is.Sandboxless != p.Sandboxless {
+		is.Version = w.version()
+		w.pods.put(p.Name, is)
+		*p = is
+	}
 }
 
-// calicoDelBegins is how the DEL of a sandbox begins whose pod goes on, which has another one then: it takes back what
-// the ADD has noted, and kubelet what it has reported, before the interface goes and the address is released.
+// calicoDelBegins is how the DEL of a sandbox begins: it takes back what the ADD has noted, before the interface goes
+// and the address is released.
 func (w *world) calicoDelBegins(uid UID) bool {
 	for _, key := range w.pods.keys() {
-		if is := w.pods.objs[key]; is.UID == uid && is.Noted && is.alive() {
+		if is := w.pods.objs[key]; is.UID == uid && is.Noted {
 			w.logf("DEL of %s %s takes its address back", is.Name, uid)
-			is.ReportedIP, is.Noted, is.Version = netip.Addr{}, false, w.version()
+			is.Noted, is.Version = false, w.version()
 			w.pods.put(key, is)
-			w.calico.again[uid] = true
 			return true
 		}
 	}
@@ -348,6 +366,7 @@ func (w *world) calicoDels(n *node, uid UID) {
 		return
 	}
 	if s := n.sandboxes[uid]; s != nil && s.handle != "" {
+		w.calicoDelBegins(uid)
 		n.dels = append(n.dels, s.handle)
 	}
 	w.lateDels(n)

@@ -100,8 +100,11 @@ func (d *reviewing) plan() Plan {
 		return d.confirm()
 	case d.surplus():
 		return d.end("its pod has other addresses", nil)
-	case pod.alive() && p.Mode == Calico && pod.ReportedIP.IsValid() && pod.has(p.Addr) && !p.boundOn(pod.Node):
-		return d.bind()
+	case pod.alive() && p.Mode == Calico && pod.has(p.Addr) && pod.ReportedIP.IsValid() && pod.Noted &&
+		!p.boundOn(pod.Node):
+		return d.reported(Bound)
+	case pod.alive() && p.Mode == Calico && pod.has(p.Addr) && !pod.Noted && p.boundOn(pod.Node):
+		return d.reported(Allocated)
 	case p.Mode == Calico && pod.starting():
 		return d.unblock()
 	case pod.alive():
@@ -140,10 +143,11 @@ func (d *reviewing) plan() Plan {
 	return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 }
 
-// bind notes that the pod of an address of mode Calico has it.
-func (d *reviewing) bind() Plan {
+// reported writes of an address of mode Calico what agents report of others: that its pod has it, or that its sandbox
+// is being made again, so that an ADD may be under way.
+func (d *reviewing) reported(phase Phase) Plan {
 	again := *d.ip
-	again.Phase, again.StatusUID, again.Node, again.Since = Bound, d.pod.UID, d.pod.Node, d.now
+	again.Phase, again.StatusUID, again.Node, again.Since = phase, d.pod.UID, d.pod.Node, d.now
 	return Plan{Writes: []Write{StatusIP{PodIP: again}}}
 }
 
@@ -169,16 +173,6 @@ func (d *reviewing) unblock() Plan {
 		Starting: &Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node}}}}}}
 }
 
-// SetNoted puts in that Calico's plugin has written a pod's addresses into its annotations: of most pods, the cache
-// lacks these.
-func (b *Book) SetNoted(uid UID) {
-	if p := b.pods[uid]; p != nil {
-		is := *p
-		is.Noted = true
-		b.pods[uid] = &is
-	}
-}
-
 // confirm decides about an address that was imported from Calico with the pod that had it. Before it was reserved, that
 // pod may have ended, and any other one may have got it, which need not be known here. So unless the pod is there and
 // has it by what Calico's IPAM has said since, the address is Calico's as it was: it needs no fence to go back.
@@ -195,7 +189,7 @@ func (d *reviewing) confirm() Plan {
 	case !a.isOf(p) || a.Node != pod.Node:
 		return d.end("by Calico's IPAM its pod does not have it", nil)
 	}
-	return d.bind()
+	return d.reported(Bound)
 }
 
 // awaited is what to do about an address whose pod may still have it, by what the fence says.

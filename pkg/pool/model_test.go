@@ -407,7 +407,6 @@ var ruleNames = map[rule]struct {
 	laterPodsHaveIt:      {"laterPodsHaveIt", 0, importedPods},
 	addsEnd:              {"addsEnd", 0, calicoPools},
 	startedIsLookedUp:    {"startedIsLookedUp", 0, calicoPools},
-	observedOfSandbox:    {"observedOfSandbox", 0, calicoPools},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten
@@ -456,11 +455,9 @@ func TestNothingIsFreedThatAnADDIsAboutToNote(t *testing.T) {
 		broken rule
 		takes  time.Duration // the ADD, from its allocation on
 		heard  bool          // that it has ended, by the controllers
-		dels   bool          // then the sandbox's DEL goes on
 	}{
-		"it goes on": {addsEnd, 2 * time.Minute, true, false},
-		"it has ended, which no controller has heard of": {startedIsLookedUp, addGivenUp - time.Second, false, false},
-		"it has ended, and a DEL goes on":                {observedOfSandbox, 2 * time.Minute, true, true},
+		"it goes on": {addsEnd, 2 * time.Minute, true},
+		"it has ended, which no controller has heard of": {startedIsLookedUp, addGivenUp - time.Second, false},
 	} {
 		withAndWithout := []rules{0, 1 << c.broken}
 		if !*modelMutated {
@@ -501,11 +498,6 @@ func TestNothingIsFreedThatAnADDIsAboutToNote(t *testing.T) {
 				}
 			}
 			sweeps()
-			if n.agent = !c.dels; c.dels { // and Felix does not hear of it
-				passes(addGivenUp)
-				w.calicoDelBegins(pod.UID)
-				passes(time.Minute)
-			}
 			for _, c := range w.controllers {
 				c.book.DatePods(strconv.Itoa(w.rev), w.now)
 			}

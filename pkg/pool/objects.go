@@ -90,7 +90,7 @@ type PodIP struct {
 	Held       bool // by our finalizer
 	Deleting   bool
 
-	// The status, which is about the pod Of.
+	// The status, which is about the pod StatusUID.
 	Phase     Phase
 	StatusUID UID
 	Node      string
@@ -159,10 +159,15 @@ type Pod struct {
 	Keep     Keep
 	// ReportedIP is status.podIP, the zero Addr if there is none. Without Assigned no pool has given it.
 	ReportedIP netip.Addr
+	// Sandboxless says that by its kubelet the pod has no sandbox that is ready (PodReadyToStartContainers). Then
+	// ReportedIP is of an earlier one: getPodIPs in pkg/kubelet/pleg/generic.go.
+	Sandboxless bool
 	// Noted says that Calico's plugin has written the pod's addresses into its annotations, as it does at the end of an
-	// ADD. The next ADD then releases them itself. Of pods that do not come back under their name the cache lacks these
-	// annotations.
+	// ADD, and until a DEL begins. No ADD is under way then; the next one would release the addresses itself. Once the
+	// deletion of the pod has begun, it says what it said then.
 	Noted bool
+	// foundEnding says that it was being deleted when this controller saw it first.
+	foundEnding bool
 	// AllocateNew says that it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
 	AllocateNew bool
 	Workload    Workload
@@ -256,8 +261,9 @@ type End struct {
 	// After is a time when the pod still existed, zero if none is known: see [Book.DatePods]. At is when its end was heard
 	// of, which may be long after it.
 	After, At time.Time
-	// Started says that it had run with an address, or had ended by its kubelet's word: no ADD of it is under way.
-	Started bool
+	// Started says that it was Noted, or had ended by its kubelet's word: no ADD of it is under way. FoundEnding says that
+	// this is not known, as it was being deleted when this controller saw it first.
+	Started, FoundEnding bool
 	// Predates says that it was made before all nodes were asked: a restore may have made Calico forget its allocation.
 	Predates bool
 	// Freed are the addresses of which Calico's IPAM said that the node has freed them: see [Book.noteFreed].

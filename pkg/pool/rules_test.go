@@ -68,7 +68,6 @@ const (
 	laterPodsHaveIt                  // Calico: an allocation may be that of a later pod of the name
 	addsEnd                          // Calico: a sandbox may be about to start that has the address
 	startedIsLookedUp                // Calico: that it has not is read past the cache
-	observedOfSandbox                // Calico: what was read of a pod's earlier sandbox says nothing of this one
 	rulesEnd
 )
 
@@ -200,12 +199,14 @@ var broke = []struct{ file, is, becomes string }{
 	return s.End != nil && !s.End.Predates &&`},
 	{"calico.go", `return !d.contacts[node].since.IsZero()`,
 		`return broken(forgottenEnds) || !d.contacts[node].since.IsZero()`},
-	{"calico.go", `	return s.End != nil && s.End.Started ||`,
-		`	return broken(addsTakeTime) || s.End != nil && s.End.Started ||`},
-	{"book.go", `	b.forgetObserved(uid) //`, `	if !broken(observedSinceEnd) {
-		b.forgetObserved(uid)
-	} //`},
-	{"book.go", `!old.starting() {`, `!old.starting() && !broken(observedOfSandbox) {`},
+	{"calico.go", `		return s.IP.boundOn(s.IP.Node)`, `		return broken(addsTakeTime) || s.IP.boundOn(s.IP.Node)`},
+	{"calico.go", `	return s.End.Started
+`, `	return broken(addsTakeTime) || s.End.Started
+`},
+	{"book.go", `	for _, a := range b.given[uid] { //`, `	for _, a := range b.given[uid] {
+		if broken(observedSinceEnd) {
+			break
+		} //`},
 	{"objects.go", `p.Adopted && p.StatusUID != p.PodUID }`,
 		`p.Adopted && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
 	{"write.go", `is.Node == c.Away.Node && (`, `is.Node == c.Away.Node && !broken(laterPodsHaveIt) && (`},

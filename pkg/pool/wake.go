@@ -240,7 +240,7 @@ func (w *waiting) wakeSilent() {
 func (p *Pod) changedSince(old *Pod) bool {
 	return old == nil || old.Gated != p.Gated || old.Node != p.Node || old.Ending != p.Ending ||
 		old.Terminal != p.Terminal || len(old.Assigned) != len(p.Assigned) || p.Gated && old.Version != p.Version ||
-		(old.ReportedIP != p.ReportedIP || old.Noted != p.Noted) &&
+		(old.ReportedIP != p.ReportedIP || old.Sandboxless != p.Sandboxless || old.Noted != p.Noted) &&
 			slices.ContainsFunc(p.Assigned, func(a Address) bool { return a.Mode == Calico })
 }
 

@@ -109,7 +109,8 @@ type Check struct {
 	Over *Pod
 	// Away names pods of which none may be on its node, but for one that was told of other addresses than ReportedIP.
 	Away *Pod
-	// Starting is a pod that must be on its node, and of which no ADD has come to its end.
+	// Starting is a pod that must be on its node, and whose sandbox has the address neither by kubelet nor by Calico's
+	// plugin.
 	Starting *Pod
 	// Off is a node that must not exist, or must be declared off by an operator and not Ready.
 	Off string

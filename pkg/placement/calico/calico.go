@@ -33,13 +33,6 @@ import (
 // AnnotationAddresses asks Calico's CNI plugin for addresses: a list of one of each family, in JSON.
 const AnnotationAddresses = "cni.projectcalico.org/ipAddrs"
 
-// Noted reports whether Calico's CNI plugin has noted on a pod, by its annotations, that it has addresses. It does
-// before an ADD succeeds, and takes that back before a DEL releases them: libcalico-go/lib/backend/k8s/resources/
-// workloadendpoint.go. An ADD of such a pod releases them first.
-func Noted(annotations map[string]string) bool {
-	return annotations["cni.projectcalico.org/podIP"] != "" || annotations["cni.projectcalico.org/podIPs"] != ""
-}
-
 // ErrNotServed says that the cluster has no Calico IPAM in this API server: Calico is not installed, or its datastore
 // is an etcd of its own.
 var ErrNotServed = errors.New("the API server serves no IPAMBlocks of Calico")

@@ -33,7 +33,7 @@ type Pod struct {
 	labels, annotations, owners unique.Handle[string] // fields of ObjectMeta on the wire; many pods have the same
 
 	created, deleted, started, readied int64 // Unix time in seconds, 0 if that is unknown or has not happened
-	ready, hostNetwork                 bool
+	ready, sandboxless, hostNetwork    bool
 
 	waiting *corev1.Pod // the pod, as far as the rules ask for it, if it has no node
 	tooLong bool        // what the rules ask for is too long to be kept
@@ -47,6 +47,8 @@ const (
 	// oursMost is for the annotations that stayput reads but [stayputv1alpha1.AnnotationAddresses], which the controller
 	// itself writes; othersMost for those that a PersistentPodState may name.
 	oursMost, othersMost = 16 << 10, 16 << 10
+	// notedMost is for each annotation of [NotedByCalico].
+	notedMost = 1 << 10
 	// managedMost and messageMost are for one managed field and what the scheduler says.
 	managedMost, messageMost = 4 << 10, 1 << 10
 )
@@ -97,6 +99,10 @@ func (p *Pod) Core() *corev1.Pod {
 		if p.readied != 0 {
 			pod.Status.Conditions[0].LastTransitionTime = *timeAt(p.readied)
 		}
+	}
+	if p.sandboxless {
+		pod.Status.Conditions = append(pod.Status.Conditions,
+			corev1.PodCondition{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionFalse})
 	}
 	return pod
 }
@@ -315,12 +321,23 @@ func waitingPod(wire []byte) (_ *corev1.Pod, tooLong bool, _ error) {
 	return &pod, true, nil
 }
 
+// notes are the annotations in which Calico's CNI plugin notes the addresses that it has given a pod.
+var notes = []string{"cni.projectcalico.org/podIP", "cni.projectcalico.org/podIPs"}
+
+// NotedByCalico reports whether Calico's CNI plugin has noted on a pod, by these annotations, that it has addresses. It
+// does before an ADD succeeds, and takes that back before a DEL releases them: libcalico-go/lib/backend/k8s/resources/
+// workloadendpoint.go. An ADD of such a pod releases them first. What is kept of a pod tells it if the pod was told
+// addresses of pools.
+func NotedByCalico(annotations map[string]string) bool {
+	return slices.ContainsFunc(notes, func(key string) bool { return annotations[key] != "" })
+}
+
 // readMeta reads ObjectMeta. Of the labels only the ordinal is kept, and of a pod that never comes back under its name
 // only the annotations that stayput reads: no PersistentPodState can name others.
 func (p *Pod) readMeta(wire []byte) error {
 	const labels, annotations, owners = 11, 12, 13
-	var ordinal, ours, all, by []byte
-	comesBack := false
+	var ordinal, ours, all, noted, by []byte
+	comesBack, told := false, false
 	left := map[bool]int{true: oursMost, false: othersMost}
 	err := eachField(wire, func(f field) error {
 		switch f.number {
@@ -347,10 +364,14 @@ func (p *Pod) readMeta(wire []byte) error {
 			case f.number == labels && key == appsv1.PodIndexLabel:
 				ordinal = f.appendTo(ordinal)
 			case f.number != annotations:
+			case slices.Contains(notes, key) && len(f.whole) <= notedMost:
+				noted = f.appendTo(noted)
 			case key != stayputv1alpha1.AnnotationAddresses && len(f.whole) > left[mine]:
 			default:
 				if key != stayputv1alpha1.AnnotationAddresses {
 					left[mine] -= len(f.whole)
+				} else {
+					told = true
 				}
 				if all = f.appendTo(all); mine {
 					ours = f.appendTo(ours)
@@ -371,6 +392,9 @@ func (p *Pod) readMeta(wire []byte) error {
 	})
 	if !comesBack {
 		all = ours
+	}
+	if comesBack || told {
+		all = append(all, noted...)
 	}
 	p.labels, p.annotations, p.owners = unique.Make(string(ordinal)), unique.Make(string(all)), unique.Make(string(by))
 	return err
@@ -419,8 +443,11 @@ func (p *Pod) readStatus(wire []byte) error {
 				}
 				return err
 			})
-			if kind == string(corev1.PodReady) && is == string(corev1.ConditionTrue) {
+			switch {
+			case kind == string(corev1.PodReady) && is == string(corev1.ConditionTrue):
 				p.ready, p.readied = true, since
+			case kind == string(corev1.PodReadyToStartContainers) && is == string(corev1.ConditionFalse):
+				p.sandboxless = true
 			}
 		case 6:
 			p.ip = string(f.bytes)

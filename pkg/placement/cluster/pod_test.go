@@ -77,19 +77,37 @@ func TestOfAPodWithANodeItIsKeptWhoseItIsAndWhereItRuns(t *testing.T) {
 		return func(p *corev1.Pod) { p.OwnerReferences[0].Kind, p.OwnerReferences[0].APIVersion = kind, version }
 	}
 	oursOnly := func(p *corev1.Pod) { delete(p.Annotations, "other") }
+	deployed := of("ReplicaSet", "apps/v1")
+	told := func(p *corev1.Pod) {
+		deployed(p)
+		p.Annotations = map[string]string{"cni.projectcalico.org/podIP": "192.0.2.7/32",
+			"cni.projectcalico.org/podIPs": "192.0.2.7/32", stayputv1alpha1.AnnotationAddresses: "[]"}
+	}
 	for name, c := range map[string]struct{ change, kept func(*corev1.Pod) }{
 		"of a StatefulSet": {func(*corev1.Pod) {}, func(*corev1.Pod) {}},
 		"not Ready": {func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse },
 			func(p *corev1.Pod) { p.Status.Conditions = nil }},
+		"without a sandbox": {
+			func(p *corev1.Pod) {
+				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers,
+					Status: corev1.ConditionFalse, LastTransitionTime: at}}
+			},
+			func(p *corev1.Pod) {
+				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers,
+					Status: corev1.ConditionFalse}}
+			}},
 		"being deleted": {func(p *corev1.Pod) { p.DeletionTimestamp = &at },
 			func(p *corev1.Pod) { p.DeletionTimestamp = &at }},
 		"on its node's network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true },
 			func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
 		"without an IP yet": {func(p *corev1.Pod) { p.Status = corev1.PodStatus{} },
 			func(p *corev1.Pod) { p.Status = corev1.PodStatus{} }},
-		"of a kind that is configured": {of("Game", "example.com/v1"), of("Game", "example.com/v1")},
-		"of a Deployment": {of("ReplicaSet", "apps/v1"),
-			func(p *corev1.Pod) { of("ReplicaSet", "apps/v1")(p); oursOnly(p) }},
+		"of a kind that is configured":                          {of("Game", "example.com/v1"), of("Game", "example.com/v1")},
+		"of a Deployment":                                       {deployed, func(p *corev1.Pod) { deployed(p); oursOnly(p) }},
+		"of one, with addresses that Calico's plugin has noted": {told, told},
+		"with what it has noted of others": {
+			func(p *corev1.Pod) { told(p); delete(p.Annotations, stayputv1alpha1.AnnotationAddresses) },
+			func(p *corev1.Pod) { deployed(p); p.Annotations = nil }},
 		"of a Job": {of("Job", "batch/v1"), func(p *corev1.Pod) { of("Job", "batch/v1")(p); oursOnly(p) }},
 		"without an owner": {func(p *corev1.Pod) { p.OwnerReferences = nil },
 			func(p *corev1.Pod) { p.OwnerReferences = nil; oursOnly(p) }},

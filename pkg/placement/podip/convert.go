@@ -16,7 +16,6 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/placement/calico"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/pkg/retention"
@@ -115,11 +114,14 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest tim
 		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
 		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
 		Terminal:   pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
-		Noted:      calico.Noted(pod.Annotations),
+		Noted:      cluster.NotedByCalico(pod.Annotations),
 		Namespaced: in.labels,
 	}
 	if p.Node != "" {
 		p.ReportedIP, _ = netip.ParseAddr(pod.Status.PodIP)
+		p.Sandboxless = slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse
+		})
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		p.Workload = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}

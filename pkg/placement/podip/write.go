@@ -379,11 +379,6 @@ func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
 		return nil, err
 	}
 	is, _ := podOf(o, namespace{}, false, false, p.c.longest) // only what it is, not what it asks for
-	if is.Noted {
-		p.c.mu.Lock()
-		p.s.book.SetNoted(is.UID)
-		p.c.unlock()
-	}
 	return &is, nil
 }
 
