@@ -39,10 +39,10 @@ type Loop struct {
 	Event func(watch.Event) error
 	// Note is called with each error, and with nil once it watches.
 	Note func(error)
-	// Version returns the version of the API server, past all caches. It is for many objects: a watch that has ended
-	// without an error goes on where it ended, for up to an hour, and so does one that was refused because the API server
-	// has too many requests. A list follows before only after another error, or if the version went back: while etcd is
-	// restored from a backup, no API server answers. A nil Version has a list follow each watch, which tells what the
+	// Version returns the version of the API server, past all caches. It is for many objects: for up to an hour a watch
+	// that has ended without an error is resumed where it ended, and one that was refused because the API server has too
+	// many requests is tried again. A list follows before only after another error, or if the version went back: while etcd
+	// is restored from a backup, no API server answers. A nil Version has a list follow each watch, which tells what the
 	// watch missed.
 	Version func(ctx context.Context) (string, error)
 }
@@ -58,46 +58,50 @@ type Cycle struct {
 	// Again ends this cycle, which is no error, and begins the next one. It may be called from any goroutine, also after
 	// the cycle has ended.
 	Again func()
-	// Doubt is Again if the watch has gone on since the list, with [Loop.Version]. It is for when objects may have been
-	// restored from a backup, which ends watches: one that is still the first after the list has missed nothing.
+	// Doubt is Again once the first watch after the list has ended or was refused, with [Loop.Version]. It is for when
+	// objects may have been restored from a backup, which ends watches: the first one has missed nothing while it lasts.
 	Doubt func()
 }
 
 // errAgain is what a cycle ends with that was to.
 var errAgain = errors.New("listed again")
 
-// newBackoff returns the pauses between two cycles that fail, jittered because every node's agent makes them.
+// newBackoff returns the pauses between requests that fail, jittered because every node's agent makes them.
 func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 10 * time.Second}
 }
 
-// shortest is how long a cycle lasts that may be followed at once by the next one.
+// shortest is how long a watch lasts that may be followed at once by what follows it. A load balancer without an API
+// server behind it, or one that shuts down, ends them at once without an error.
 const shortest = time.Second
+
+// errShort is what a cycle ends with whose watch did not last.
+var errShort = errors.New("watch ended at once")
 
 // Run follows the objects until ctx is done.
 func (l *Loop) Run(ctx context.Context) {
 	backoff, interrupted := newBackoff(), true
 	for ctx.Err() == nil {
-		begun := time.Now()
 		err := l.cycle(ctx, interrupted, func() { backoff = newBackoff() })
 		if ctx.Err() != nil {
 			return
 		}
-		interrupted = err != nil
+		short := errors.Is(err, errShort)
+		interrupted = err != nil && !short
 		pause := rand.N(100 * time.Millisecond) // all watches of all nodes may have begun at once, and end so
 		switch {
 		case errors.Is(err, errAgain):
 		case err != nil:
-			l.Note(err)
-			pause = backoff.Step()
-		case time.Since(begun) < shortest:
+			if !short {
+				l.Note(err)
+			}
 			pause = backoff.Step()
 		}
 		sleep(ctx, pause)
 	}
 }
 
-// cycle lists, and watches until a list is due. Once it watches it calls healthy.
+// cycle lists, and watches until a list is due. Once a watch has lasted it calls healthy.
 func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -116,34 +120,53 @@ func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err
 		}
 	}})
 	stop()
-	busy := newBackoff()
+	refusals := newBackoff()
 	for err == nil && time.Since(listed) < listEvery {
-		begun := time.Now()
-		next, failed := l.watch(ctx, version, healthy)
-		switch {
-		case l.Version != nil && apierrors.IsTooManyRequests(failed):
+		begun, opened := time.Now(), false
+		next, failed := l.watch(ctx, version, func() { opened = true })
+		goneOn.Store(true)
+		short := time.Since(begun) < shortest
+		if opened && !short {
+			refusals = newBackoff()
+			healthy()
+		}
+		switch refused := apierrors.IsTooManyRequests(failed); {
+		case failed != nil && (!refused || l.Version == nil):
+			return failed
+		case l.Version == nil && short:
+			return errShort
+		case l.Version == nil:
+			return nil
+		case refused:
 			// A list would keep the API server busy: if the agents of all nodes list at once, it refuses the watches of those
 			// that have done so.
 			l.Note(failed)
-			sleep(ctx, busy.Step())
-		case failed != nil || l.Version == nil || time.Since(begun) < shortest:
-			return failed
+			sleep(ctx, refusals.Step())
 		default:
-			version, busy = next, newBackoff()
+			if version = next; short {
+				sleep(ctx, refusals.Step())
+			}
 		}
 		var now string
-		for now, err = l.Version(ctx); apierrors.IsTooManyRequests(err) && ctx.Err() == nil; now, err = l.Version(ctx) {
-			l.Note(err)
-			sleep(ctx, busy.Step())
-		}
-		if err == nil {
+		if now, err = l.versionNow(ctx, &refusals); err == nil {
 			if order, unknown := resourceversion.CompareResourceVersion(now, version); unknown != nil || order < 0 {
 				return nil
 			}
-			goneOn.Store(true)
 		}
 	}
 	return err
+}
+
+// versionNow returns the version of the API server. It asks until it is not refused any more.
+func (l *Loop) versionNow(ctx context.Context, refusals *wait.Backoff) (string, error) {
+	for {
+		now, err := l.Version(ctx)
+		if !apierrors.IsTooManyRequests(err) || ctx.Err() != nil {
+			return now, err
+		}
+		l.Note(err)
+		sleep(ctx, refusals.Step())
+	}
 }
 
 // sleep waits for d, or until ctx is done.

@@ -17,9 +17,11 @@ import (
 
 // server is an API server, and what a loop was told of it.
 type server struct {
-	err    error // of lists
-	hangs  bool  // lists do, until their context ends
-	busy   error // of watches, and of the version
+	err    error         // of lists
+	hangs  bool          // lists do, until their context ends
+	busy   error         // of watches
+	busyAt error         // of the version
+	takes  time.Duration // a list
 	w      *watch.RaceFreeFakeWatcher
 	cycles []Cycle
 	events []watch.EventType
@@ -36,6 +38,7 @@ func follow(t *testing.T, s *server, test func()) {
 			What: "things",
 			List: func(ctx context.Context, c Cycle) (string, error) {
 				s.cycles = append(s.cycles, c)
+				time.Sleep(s.takes)
 				if s.hangs {
 					<-ctx.Done()
 					return "", ctx.Err()
@@ -59,7 +62,7 @@ func follow(t *testing.T, s *server, test func()) {
 			Note: func(err error) { s.notes = append(s.notes, err) },
 		}
 		if s.now != "" {
-			loop.Version = func(ctx context.Context) (string, error) { return s.now, errors.Join(s.err, s.busy, ctx.Err()) }
+			loop.Version = func(ctx context.Context) (string, error) { return s.now, errors.Join(s.err, s.busyAt, ctx.Err()) }
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -103,16 +106,26 @@ func TestAWatchThatEndsIsFollowedByAList(t *testing.T) {
 }
 
 func TestAWatchThatEndsAtOnceIsFollowedByAPause(t *testing.T) {
-	s := &server{}
-	follow(t, s, func() {
-		for range 600 {
-			s.w.Stop()
-			pass(100 * time.Millisecond)
-		}
-		if n := len(s.cycles); n > 2*60+1 {
-			t.Errorf("%d cycles in a minute", n)
-		}
-	})
+	for name, s := range map[string]*server{
+		"of few objects":           {},
+		"whose list takes a while": {takes: 2 * shortest},
+		"of many objects":          {now: "12"},
+	} {
+		follow(t, s, func() {
+			for range 600 {
+				if s.w != nil {
+					s.w.Stop()
+				}
+				pass(100 * time.Millisecond)
+			}
+			if n := len(s.from); n > 20 || n < 4 {
+				t.Errorf("a watch %s: %d in a minute", name, n)
+			}
+			if n := len(s.cycles); s.now != "" && n != 1 {
+				t.Errorf("a watch %s: %d lists", name, n)
+			}
+		})
+	}
 }
 
 func TestErrorsAreNotedAndTriedAgainEverLater(t *testing.T) {
@@ -226,7 +239,8 @@ func TestAWatchOfManyObjectsGoesOnWhereItEnded(t *testing.T) {
 
 // If each agent listed again because its watch was refused, an API server that all of them ask would be ever busier.
 func TestAWatchThatIsRefusedIsNoReasonForAList(t *testing.T) {
-	s := &server{now: "12", busy: apierrors.NewTooManyRequestsError("busy")}
+	busy := apierrors.NewTooManyRequestsError("busy")
+	s := &server{now: "12", busy: busy, busyAt: busy}
 	follow(t, s, func() {
 		pass(time.Minute)
 		if len(s.cycles) != 1 || len(s.from) != 1 || !apierrors.IsTooManyRequests(s.notes[len(s.notes)-1]) {
@@ -235,9 +249,14 @@ func TestAWatchThatIsRefusedIsNoReasonForAList(t *testing.T) {
 		if n := len(s.notes); n < 6 || n > 20 {
 			t.Errorf("%d requests in a minute", n)
 		}
-		s.busy = nil
+		s.busyAt = nil // of watches only
+		pass(time.Minute)
+		if n := len(s.from); len(s.cycles) != 1 || n < 4 || n > 12 {
+			t.Errorf("%d lists, watches from %v", len(s.cycles), s.from)
+		}
+		s.busy, s.from = nil, nil
 		pass(20 * time.Second)
-		if len(s.cycles) != 1 || !slices.Equal(s.from, []string{"7", "7"}) || s.notes[len(s.notes)-1] != nil {
+		if len(s.cycles) != 1 || !slices.Equal(s.from, []string{"7"}) || s.notes[len(s.notes)-1] != nil {
 			t.Errorf("%d lists, watches from %v, noted %v", len(s.cycles), s.from, s.notes)
 		}
 		s.cycles[0].Doubt() // the watch has begun later than the list
@@ -246,16 +265,26 @@ func TestAWatchThatIsRefusedIsNoReasonForAList(t *testing.T) {
 			t.Errorf("%d lists, want another one", len(s.cycles))
 		}
 	})
-	s = &server{now: "6", busy: apierrors.NewTooManyRequestsError("busy")}
+	s = &server{now: "12", busy: busy, busyAt: busy}
 	follow(t, s, func() {
 		pass(10 * time.Second)
-		s.busy = nil // and etcd was restored from a backup
+		s.cycles[0].Doubt()
+		s.busy, s.busyAt = nil, nil
+		pass(20 * time.Second)
+		if len(s.cycles) != 2 {
+			t.Errorf("%d lists, want another one, which was asked for meanwhile", len(s.cycles))
+		}
+	})
+	s = &server{now: "6", busy: busy, busyAt: busy}
+	follow(t, s, func() {
+		pass(10 * time.Second)
+		s.busy, s.busyAt = nil, nil // and etcd was restored from a backup
 		pass(20 * time.Second)
 		if len(s.cycles) < 2 {
 			t.Errorf("%d lists, watches from %v", len(s.cycles), s.from)
 		}
 	})
-	s = &server{busy: apierrors.NewTooManyRequestsError("busy")} // the list is cheap
+	s = &server{busy: busy} // the list is cheap
 	follow(t, s, func() {
 		pass(time.Minute)
 		if len(s.cycles) < 2 || len(s.cycles) != len(s.from) {

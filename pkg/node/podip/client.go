@@ -288,9 +288,9 @@ func (s *server) ApplyReport(ctx context.Context, a *v1alpha1.PodIPReport) error
 
 func (s *server) Node(ctx context.Context) (types.UID, error) { return s.client.NodeUID(ctx) }
 
-// RoutedSelector selects the PodIPs that nodes may have to route: those of mode Routed of which it is known by which
-// prefix. To a watch, one whose prefix is taken back is deleted, and nothing that is written of it is an event for the
-// agents of all nodes until it is known where the address is next.
+// RoutedSelector selects the PodIPs that have a podCIDR: those of mode Routed that nodes may have to route. When the
+// podCIDR is removed, a watch delivers a deletion. What is written then is no event for the agents of all nodes until a
+// node sets one again.
 var RoutedSelector = fields.OneTermNotEqualSelector("status.podCIDR", "")
 
 func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string, error) {

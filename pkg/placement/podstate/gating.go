@@ -132,9 +132,12 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 			return orLater(err)
 		}
 	}
-	if g.scope != nil && !g.scope.upToDate(namespace, lines != "") { // listing all is expensive
-		if _, err := g.scope.update(ctx, g.namespaces); err != nil {
-			return reconcile.Result{}, err
+	if g.scope != nil {
+		covered, known := g.scope.covers(namespace)
+		if !known || covered != (lines != "") { // listing all is expensive
+			if _, err := g.scope.update(ctx, g.namespaces); err != nil {
+				return reconcile.Result{}, err
+			}
 		}
 	}
 	if lines == "" {

@@ -33,14 +33,15 @@ type scope struct {
 
 	mu         sync.Mutex
 	names      []string  // the namespaces that the webhook was limited to last
-	validUntil time.Time // that is trusted until then
+	validUntil time.Time // names are trusted until then
 }
 
-// upToDate reports whether it is trusted that the webhook is limited to namespaces among which one is, or is not.
-func (s *scope) upToDate(namespace string, among bool) bool {
+// covers reports whether the webhook is called for the pods of a namespace. It is not known before update was called,
+// and once what that wrote is not trusted any more.
+func (s *scope) covers(namespace string) (covered, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.validUntil) && slices.Contains(s.names, namespace) == among
+	return slices.Contains(s.names, namespace), time.Now().Before(s.validUntil)
 }
 
 // absentFor is how long it is trusted that there is no webhook: Helm makes it after the controllers.

@@ -16,7 +16,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
+func TestTheWebhookIsLimitedToNamespacesWithPersistentPodStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := &admissionregistrationv1.MutatingWebhookConfiguration{
 			ObjectMeta: metav1.ObjectMeta{Name: home.GateWebhook},
@@ -27,7 +27,7 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		api := fake.NewClientBuilder().Build()
 		var next time.Duration
 		s := &scope{client: api, live: api, namespace: "stayput-system"}
-		keep := func(names ...string) {
+		update := func(names ...string) {
 			t.Helper()
 			trusted, err := s.update(t.Context(), func(context.Context) ([]string, error) { return names, nil })
 			must.Do(t, err)
@@ -53,22 +53,24 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 			}
 		}
 
-		keep("a") // there is no webhook: policies gate pods, or Helm has not made it yet
+		update("a") // there is no webhook: policies gate pods, or Helm has not made it yet
 		must.Do(t, api.Create(t.Context(), config))
-		if keep("a"); next > time.Minute {
+		if update("a"); next > time.Minute {
 			t.Errorf("looks again after %v", next)
 		}
 		time.Sleep(next)
-		keep("a")
+		update("a")
 		want("a")
-		if !s.upToDate("a", true) || !s.upToDate("b", false) || s.upToDate("a", false) || s.upToDate("b", true) {
-			t.Errorf("it does not know what it is kept to: %v", s.names)
+		for name, want := range map[string]bool{"a": true, "b": false} {
+			if covered, known := s.covers(name); !known || covered != want {
+				t.Errorf("namespace %s: covered %t, known %t", name, covered, known)
+			}
 		}
-		keep("a", "b")
+		update("a", "b")
 		want("a", "b")
-		keep("stayput-system", "b")
+		update("stayput-system", "b")
 		want("b")
-		keep()
+		update()
 		want()
 
 		// Others change it, and it is put right later.
@@ -76,10 +78,10 @@ func TestTheWebhookIsKeptToNamespacesWithPersistentPodStates(t *testing.T) {
 		config.Webhooks[1].NamespaceSelector = nil
 		must.Do(t, api.Update(t.Context(), config))
 		time.Sleep(next)
-		if s.upToDate("a", false) {
-			t.Error("trusts what it wrote for ever")
+		if _, known := s.covers("a"); known {
+			t.Error("trusts what it wrote forever")
 		}
-		keep()
+		update()
 		want()
 	})
 }
