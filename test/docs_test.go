@@ -346,7 +346,7 @@ func TestDocumentsNameMetricsReasonsAndAnnotationsThatExist(t *testing.T) {
 	product := text(sources(t, isProduct, "cmd", "pkg", "plugin"))
 	chart := text(sources(t, func(string) bool { return true }, "deploy/chart/templates"))
 	// Not ours: kubelet's and the scheduler's.
-	theirs := []string{"ContainerCreating", "FailedCreatePodSandBox", "SchedulingGated"}
+	theirs := []string{"ContainerCreating", "FailedCreatePodSandBox", "PodReadyToStartContainers", "SchedulingGated"}
 	metric := regexp.MustCompile(`^stayput_[a-z_]+`)
 	reason := regexp.MustCompile(`^([A-Z]+[a-z]+){2,}$`)
 	key := regexp.MustCompile(`^(?:[a-z]+\.)?(?:stayput\.io|kruise\.io|kubernetes\.cri)/[a-z-]+`)

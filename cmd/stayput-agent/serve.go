@@ -40,7 +40,7 @@ type options struct {
 func (o *options) addFlags(cmd *cobra.Command) {
 	n := &o.node
 	p := cmd.PersistentFlags()
-	p.StringVar(&n.StateDir, "state-dir", ledger.DefaultStateDir, "directory of stayput's records")
+	p.StringVar(&n.StateDir, "state-dir", ledger.DefaultStateDir, "directory of Stayput's records")
 	p.StringVar(&n.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
 	p.StringVar(&n.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
 	p.StringVar(&n.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
@@ -75,8 +75,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	o.log.AddFlags(f)
 }
 
-// The agent is kept small, not fast. With a gcPercent of 25 and two processors it took a quarter more CPU time for pods
-// that are created again, and 2 MiB less memory. GOMEMLIMIT, GOGC and GOMAXPROCS override these.
+// What the agent takes of its node. Measured: with a gcPercent of 25 and two processors, pods that are created again
+// cost it a quarter more CPU time, and it had 2 MiB less memory. GOMEMLIMIT, GOGC and GOMAXPROCS override these.
 const (
 	softMemoryLimit = 20 << 20
 	gcPercent       = 100

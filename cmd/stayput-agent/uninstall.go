@@ -17,8 +17,8 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Restore this node to its state before stayput",
-		Long: `Remove stayput's CNI configuration, free the retained addresses of every network, and remove the plugin and
-stayput's records. The daemon does the same when stayput is uninstalled from the cluster; this command is for a
+		Long: `Remove Stayput's CNI configuration, free the retained addresses of every network, and remove the plugin and
+Stayput's records. The daemon does the same when stayput is uninstalled from the cluster; this command is for a
 node whose agent did not run then. Running pods keep their addresses; host-local frees them when they end. Run it
 after the daemon has ended; it may be run more than once. In a container that sees the node's processes, use
 --root=/proc/1/root.`,

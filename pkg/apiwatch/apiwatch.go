@@ -41,9 +41,9 @@ type Loop struct {
 	Note func(error)
 	// Version returns the version of the API server, past all caches. It is for many objects: for up to an hour a watch
 	// that has ended without an error is resumed where it ended, and one that was refused because the API server has too
-	// many requests is tried again. A list follows before only after another error, or if the version went back: while etcd
-	// is restored from a backup, no API server answers. A nil Version has a list follow each watch, which tells what the
-	// watch missed.
+	// many requests is tried again. A list follows earlier only after another error, or if the version went back: while
+	// etcd is restored from a backup, no API server answers. A nil Version has a list follow each watch, which tells what
+	// the watch missed.
 	Version func(ctx context.Context) (string, error)
 }
 

@@ -26,7 +26,7 @@ const (
 	ReasonPoolNotServed     = "PoolNotServed"     // a SpiderIPPool, or a field of it
 )
 
-// LeaseName is the Lease in stayput's namespace that the leading controller holds.
+// LeaseName is the Lease in Stayput's namespace that the leading controller holds.
 const LeaseName = "stayput-controller"
 
 // LeaderIdentity is the holder of the Lease in the pod of a name and UID. No other identity has a slash: they begin

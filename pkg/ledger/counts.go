@@ -162,7 +162,7 @@ func (s *session) change(f func(*counts)) {
 func (s *session) counting(k Key, n int, write func() error) error {
 	there := s.countable(k)
 	if err := write(); err != nil {
-		return err // the counts are believed no more
+		return err // the counts are no longer believed
 	}
 	if there == (n < 0) {
 		s.change(func(c *counts) { c.add(k.Namespace(), n) })

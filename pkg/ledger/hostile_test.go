@@ -201,7 +201,7 @@ func (w *world) killedAndForgotten(r *rand.Rand, pod string) {
 // hostLocalAdd is an ADD of host-local's beside stayput (plugins/ipam/host-local/backend/allocator/allocator.go).
 func (w *world) hostLocalAdd() {
 	if w.raw {
-		return // what was wiped is not there for it either; stayput's next command writes it again
+		return // what was wiped is not there for it either; Stayput's next command writes it again
 	}
 	att, ns := w.newContainer(), w.newNetns()
 	w.known = append(w.known, att)
@@ -283,7 +283,7 @@ func (w *world) hostLocalDel(att Attachment) {
 		w.forget(c.Key)
 	}
 	if left {
-		// The agent starts with a sweep when the network is stayput's again. Without that a claim is left on an address that
+		// The agent starts with a sweep when the network is Stayput's again. Without that a claim is left on an address that
 		// another one may get, and after a power loss or a wipe either may have it.
 		w.expire()
 	}
@@ -328,7 +328,7 @@ func (w *world) hostLocal(f func(dir string) error) error {
 	return f(dir)
 }
 
-// wipeSome removes files of stayput's as people do who free disk space, and demands what docs/files.md promises
+// wipeSome removes files of Stayput's as people do who free disk space, and demands what docs/files.md promises
 // (Deleting files). It is never done twice without a command in between that mends it: what tells of what was wiped
 // must be there.
 func (w *world) wipeSome(r *rand.Rand) {

@@ -37,7 +37,7 @@ var ErrSyntax = errors.New("invalid network configuration")
 // Versions are those of the CNI specification that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
 var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// Config is the configuration that the main plugin hands on: host-local's, with stayput's own keys beside them in the
+// Config is the configuration that the main plugin hands on: host-local's, with Stayput's own keys beside them in the
 // ipam section (https://www.cni.dev/plugins/current/ipam/host-local/):
 //
 //	stateDir          directory of claims and index; default /var/lib/stayput

@@ -233,7 +233,7 @@ func New(o Options) (*Agent, error) {
 		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, PodCIDRs: a.podCIDRs,
 		Log: o.Log, Registry: o.Registry, Errors: a.metrics.cniConfigErrors,
-		Publish: news.publish, Wrote: reconcileNow.Up, // the pods that run are stayput's from then on
+		Publish: news.publish, Wrote: reconcileNow.Up, // the pods that run are Stayput's from then on
 	})
 
 	// 4. The hooks.

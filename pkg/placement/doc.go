@@ -1,4 +1,4 @@
-// Package placement is stayput's controller: it brings re-created pods home, to the node that keeps their addresses or
+// Package placement is Stayput's controller: it brings re-created pods home, to the node that keeps their addresses or
 // that a PersistentPodState records, and releases the addresses that no workload wants. The rules are in package home.
 //
 // # What it promises

@@ -58,7 +58,7 @@ func (l podLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, [
 	return record, raw, err
 }
 
-// gone reports whether an identity names a pod that surely exists no more.
+// gone reports whether an identity names a pod that certainly no longer exists.
 func (l podLock) gone(ctx context.Context, identity string) bool {
 	name, uid, isPod := home.LeaderOf(identity)
 	if !isPod {

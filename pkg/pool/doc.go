@@ -8,9 +8,10 @@
 // At no time can two pods answer for one address. That rests on four things.
 //
 //   - The name of a PodIP is its address, so there is only one. To create it is the claim; nothing overwrites it.
-//   - It changes hands, or goes, only past the fence: once the pod that has it surely has it no more, nor will again.
-//     See [Fence]. Every such write is bound to the version of the PodIP that was decided on. So two controllers that
-//     both believe to lead, writes that come late or twice, and a kill between any two of them do no harm.
+//   - It changes hands, or goes, only past the fence: once it is certain that the pod that had it no longer has it, and
+//     will not have it again. See [Fence]. Every such write is bound to the version of the PodIP that was decided on.
+//     So two controllers that both believe to lead, writes that come late or twice, and a kill between any two of them
+//     do no harm.
 //   - What an agent reports as gone stays gone: before it says so, it bars the pod from its node for good. See
 //     [NextAction].
 //   - Nothing is given or taken while the API server may have forgotten something: after a restore from a backup, every

@@ -22,7 +22,7 @@ const (
 // Finding is what the fence says.
 type Finding struct {
 	Verdict Verdict
-	// Reason says what proves that the pod has the address no more, or what is missing.
+	// Reason says what proves that the pod no longer has the address, or what is missing.
 	Reason string
 	// Remedy is what an operator has to do, if the verdict is Never.
 	Remedy string
@@ -31,7 +31,7 @@ type Finding struct {
 	// Ask says that no proof will come unless all nodes are asked for the pod.
 	Ask bool
 	// Disputed says that another pod has the address, by what nodes have reported, and that the pod of the PodIP surely
-	// has it no more if If holds.
+	// no longer has it if If holds.
 	Disputed bool
 	// Frees says that Calico's allocation is to be freed, if If holds: nothing else will.
 	Frees bool
@@ -44,7 +44,7 @@ type Finding struct {
 type Situation struct {
 	Now time.Time
 	IP  *PodIP
-	// Pod is the pod that the address was given to, nil if the cluster has it no more.
+	// Pod is the pod that the address was given to, nil if the cluster no longer has it.
 	Pod *Pod
 	// End of that pod, nil if it was not seen.
 	End   *End
@@ -93,7 +93,7 @@ func (f *facts) situation(p *PodIP, now time.Time) Situation {
 // it is upgraded, or than kubelet takes to remove what is left of a pod.
 const askAfter = 30 * time.Second
 
-// Fence reports whether the pod that an address was given to surely has it no more, nor will again. That is so if
+// Fence reports whether the pod that an address was given to certainly no longer has it, nor will again. That is so if
 //
 //   - its node's agent says so, in the status of the PodIP or when it was asked, or
 //   - it has succeeded or failed, was not told of the address, and its node reports that it is not there, or

@@ -212,7 +212,7 @@ func (d *reviewing) awaited(f Finding, why string) Plan {
 const quarantinedFor = time.Hour
 
 // conflict decides about a pod that cannot start, because another machine has its address. A pod that had the address
-// before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod which
+// before, and waits for its own, waits until that machine no longer has it. Any other is ended, so that the pod which
 // replaces it gets another address. The ended pod never ran, but it was told of the address. From then on the address
 // is kept for no pod, and is free only past the fence, as any other. A machine that answers for too many addresses ends
 // no pod, and the pods of one workload are ended ever more slowly.

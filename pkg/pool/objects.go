@@ -104,7 +104,7 @@ type PodIP struct {
 
 func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identity) }
 
-// gone reports whether it is known that the pod the address was given to has it no more.
+// gone reports whether it is known that the pod the address was given to no longer has it.
 func (p *PodIP) gone() bool { return p.StatusUID == p.PodUID && p.Phase == Retained }
 
 // unconfirmed reports whether the address was imported from Calico, and it is not known yet whether the pod had it once

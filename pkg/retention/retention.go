@@ -106,7 +106,7 @@ func (e *AnnotationError) Error() string {
 
 const expectedRetainIP = `a positive Go duration such as "10m" or "720h", or "while-owned"`
 
-// Parse reads a pod's annotations. answers is false if none of stayput's keys is among them:
+// Parse reads a pod's annotations. answers is false if none of Stayput's keys is among them:
 // then they say nothing, and another source may. An error is an *AnnotationError.
 //
 // If both names of the retention are present, AnnotationRetainIP counts; both must be valid.

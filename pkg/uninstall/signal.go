@@ -1,5 +1,5 @@
 // Package uninstall holds the signal that stayput is being uninstalled: the deletion of the ConfigMap
-// stayput-installation from stayput's namespace. Agents and controllers that see it clean up.
+// stayput-installation from Stayput's namespace. Agents and controllers that see it clean up.
 //
 // Promised addresses are freed on this signal, so only a fact counts: the object was observed, and the API server
 // reports that this very object was deleted, in a watch event or by a list that lacks it. An error, a lost right,

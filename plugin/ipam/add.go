@@ -45,7 +45,7 @@ func (c *call) add() *Error {
 	if err != nil {
 		return err
 	}
-	// 4. Make those of pools usable. If that fails they are the pod's no more.
+	// 4. Make those of pools usable. If that fails they are no longer the pod's.
 	if err := a.deliver(); err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 		return source, errorf(codeTryAgain, "reading what the agent of this node reported about the cluster's pools: %v", err)
 	case p.text != "" && (served == nil || served.None):
 		return source, errorf(codeTryAgain, "%s: pod %s has pool addresses %v, but the agent of this node has reported no "+
-			"pools in the cluster: expected no such annotation, which only stayput's controller may write", source, pod, p.has())
+			"pools in the cluster: expected no such annotation, which only Stayput's controller may write", source, pod, p.has())
 	case p.text == "" || !p.names(served.Guard):
 		told, err := c.mailbox().Pod(pod.UID)
 		switch {

@@ -413,7 +413,7 @@ func TestEveryInstallationGuardsTheAddressesOfPods(t *testing.T) {
 			all := texts(t, values, "--set="+set)
 			policy, binding := all["ValidatingAdmissionPolicy stayput-addresses"],
 				all["ValidatingAdmissionPolicyBinding stayput-addresses"]
-			if !strings.Contains(policy, "only stayput's controller may write the annotation stayput.io/addresses") ||
+			if !strings.Contains(policy, "only Stayput's controller may write the annotation stayput.io/addresses") ||
 				!strings.Contains(binding, "validationActions: [Deny]") {
 				t.Errorf("%s with %s: the policy is %q, its binding %q", name, set, policy, binding)
 			}

@@ -113,9 +113,9 @@ func reports(podIP, status string) try {
 
 // attempts cover what the policies decide; RBAC allows all of them.
 var attempts = func() []attempt {
-	const onlyTheController = "only stayput's controller may write the annotation stayput.io/addresses"
+	const onlyTheController = "only Stayput's controller may write the annotation stayput.io/addresses"
 	const onlyOneLabelled = "only the ConfigMap stayput-gated-workloads may have the label stayput.io/gated-workloads"
-	const onlyItsLabel = "stayput's controller may change only its label, stayput.io/default-pools, of a namespace"
+	const onlyItsLabel = "Stayput's controller may change only its label, stayput.io/default-pools, of a namespace"
 	const onlyRelease = "of a RetainedIP only spec.release, labels and annotations may be changed"
 	many := ""
 	for i := range 65 {

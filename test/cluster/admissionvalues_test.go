@@ -198,7 +198,7 @@ func TestWithoutPoolsNothingGivesAPodAddresses(t *testing.T) {
 	})
 	// So does helm upgrade --set pools.enabled=false.
 	kubectl(t, g.c, "delete", "clusterrolebinding", "stayput-controller-pools")
-	const refusal = "only stayput's controller may write the annotation stayput.io/addresses, and only where"
+	const refusal = "only Stayput's controller may write the annotation stayput.io/addresses, and only where"
 	tell := merge(podKind, "asking", `{metadata: {annotations: {`+told+`}}}`)
 	until(t, "the refusal", func(ctx context.Context) bool {
 		_, err = tell(ctx, g, g.controller)

@@ -77,7 +77,7 @@ var audit struct {
 	requests []request
 }
 
-// requests returns all of stayput's requests.
+// requests returns all of Stayput's requests.
 func requests(t *testing.T, c *lab.Cluster) []request {
 	t.Helper()
 	audit.Lock()
@@ -183,7 +183,7 @@ func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 
 // Without pools.enabled their definitions are not served. The controller asks what is, and nothing of pools.
 // For each start of a pod with an address of a pool its node's agent reads PodIP and pod once and writes the status of
-// the PodIP once. For its end it reads the PodIP once, or, if the cluster has the pod no more by then, twice, and the
+// the PodIP once. For its end it reads the PodIP once, or, if the cluster no longer has the pod by then, twice, and the
 // pod, and writes once. None of it is on the way from the sandbox to its address.
 func TestAPodOfAPoolCostsFewRequests(t *testing.T) {
 	aloneAtAll(t)

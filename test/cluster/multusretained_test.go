@@ -83,7 +83,7 @@ func keepThroughMultus(t *testing.T, thick bool) {
 	}
 	untouched(t, c, web)
 	promised(t, c, web)
-	web = replaced(t, c, ns, web, "eth0") // of the other network they are stayput's from now on
+	web = replaced(t, c, ns, web, "eth0") // of the other network they are Stayput's from now on
 
 	// 2. Both are kept while the pods are gone, and nobody else has them.
 	had := interfaces(t, c, web)

@@ -330,7 +330,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	}
 	says("check", stayput(t, c, ns, "check").out, "PodIPPool blue: it shares addresses with pool green")
 	kubectl(t, c, "delete", "pippool", "green")
-	until(t, "pool blue to say that it overlaps no more", func(context.Context) bool {
+	until(t, "pool blue to say that it no longer overlaps", func(context.Context) bool {
 		return kubectl(t, c, "get", "pippool", "blue", "-o",
 			`jsonpath={.status.conditions[?(@.type=="Overlaps")].status}`) == "False"
 	})

@@ -299,7 +299,7 @@ func ask(t *testing.T, n *lab.ClusterNode, path string) string {
 // typedClients are the clients of clusters that typed has made: one for each, as it has a connection of its own.
 var typedClients sync.Map
 
-// typed returns a client for stayput's and OpenKruise's kinds.
+// typed returns a client for Stayput's and OpenKruise's kinds.
 func typed(t *testing.T, c *lab.Cluster) client.WithWatch {
 	t.Helper()
 	if w, ok := typedClients.Load(c); ok {

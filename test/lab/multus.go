@@ -99,7 +99,7 @@ metadata: {name: multus, namespace: kube-system}
 
 // InstallMultus puts multus, thick or thin, before the network that the nodes' pods have now, as its own DaemonSets do:
 // from now on that is the default network, and pods have others by annotation. With agents on the nodes it waits for
-// stayput's to be that network.
+// Stayput's to be that network.
 func (c *Cluster) InstallMultus(ctx context.Context, thick bool) error {
 	bin, err := BuildMultus(ctx)
 	if err != nil {
@@ -245,7 +245,7 @@ func sameConf(loaded string, file []byte) bool {
 
 // waitOwnConf waits until the agent has put its configuration there.
 func (n *ClusterNode) waitOwnConf(ctx context.Context) error {
-	return Until(ctx, "stayput's configuration on "+n.Name, func() (bool, error) {
+	return Until(ctx, "Stayput's configuration on "+n.Name, func() (bool, error) {
 		_, err := os.Stat(n.Path(path.Join(cniDir, "00-stayput.conflist")))
 		return err == nil, err
 	})

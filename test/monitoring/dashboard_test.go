@@ -170,7 +170,7 @@ func TestRulesAndDashboardsNameOnlyKnownMetrics(t *testing.T) {
 		}
 		for _, n := range names {
 			if !known.MatchString(n) {
-				t.Errorf("%s: %s is not a metric of stayput's programs", q.Where, n)
+				t.Errorf("%s: %s is not a metric of Stayput's programs", q.Where, n)
 			}
 		}
 	}

@@ -253,7 +253,7 @@ func TestTheAgentPromisesToAPodThatStartedWithoutIt(t *testing.T) {
 	sameIP(t, n, runPod(t, n, web(0)), pod)
 }
 
-// stateDir returns stayput's own directory of the only network.
+// stateDir returns Stayput's own directory of the only network.
 func stateDir(t *testing.T, n *lab.Node) string {
 	t.Helper()
 	const dir = "/var/lib/stayput"

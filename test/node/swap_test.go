@@ -120,7 +120,7 @@ func TestHostLocalTakesOverWhileTheAgentExpiresWhatIsRetained(t *testing.T) {
 	distinct(t, pods...)
 }
 
-// What host-local allocated meanwhile takes precedence over stayput's promises.
+// What host-local allocated meanwhile takes precedence over Stayput's promises.
 func TestAnAddressReusedByHostLocalIsNotRestored(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t, network("10.88.0.0/29"))

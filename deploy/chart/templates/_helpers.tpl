@@ -257,7 +257,7 @@ state as well, below which it can be told to mount the namespaces. */ -}}
 {{- end }}
 
 {{/*
-Whether the definition of PersistentPodState is ours to install. It is OpenKruise's by origin: where somebody else has
+Whether the definition of PersistentPodState is ours to install. It is OpenKruise's by origin: where another program has
 it in the cluster, it is left alone. Helm deletes at an upgrade what the last revision had and the new one has not,
 with every object of the kind: a definition that was ours and was taken over must be safe from that first.
 
@@ -275,7 +275,7 @@ true
 {{- else if ne "keep" (dig "metadata" "annotations" "helm.sh/resource-policy" "" $there) -}}
 {{- $was := lookup "v1" "ConfigMap" .Release.Namespace "stayput-installation" | default dict -}}
 {{- if eq "ours" (dig "data" "persistentPodState" "" $was) -}}
-{{- fail (printf "the CustomResourceDefinition %s was stayput's and now is somebody else's, probably OpenKruise's. So that Helm does not delete it, run: kubectl annotate crd %s helm.sh/resource-policy=keep" $name $name) -}}
+{{- fail (printf "the CustomResourceDefinition %s was Stayput's and now belongs to another program, probably OpenKruise. So that Helm does not delete it, run: kubectl annotate crd %s helm.sh/resource-policy=keep" $name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -291,7 +291,7 @@ true
 {{- end }}
 
 {{/*
-Whether the definition of SpiderIPPool is ours to install: where somebody else has it in the cluster, it is left alone.
+Whether the definition of SpiderIPPool is ours to install: where another program has it in the cluster, it is left alone.
 Spiderpool's own chart leaves a definition alone that is there already. Programs that render without looking into the
 cluster hand in its kinds: where there are SpiderEndpoints there is Spiderpool.
 */}}

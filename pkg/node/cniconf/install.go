@@ -47,7 +47,7 @@ func inspectPlugin(binDir string) PluginStatus {
 	case err != nil:
 		s.Problem = err.Error()
 	case info.Path != pluginPackage:
-		s.Problem = "not stayput's plugin: " + info.Path
+		s.Problem = "not Stayput's plugin: " + info.Path
 	default:
 		s.Installed, s.Version = true, info.Main.Version
 		if s.Version == "" {
@@ -113,7 +113,7 @@ func (i *installer) install(ctx context.Context) error {
 	}
 	if !same {
 		if info, err := buildinfo.ReadFile(i.source); err != nil || info.Path != pluginPackage {
-			return fmt.Errorf("%s is not stayput's plugin", i.source)
+			return fmt.Errorf("%s is not Stayput's plugin", i.source)
 		}
 		source, err := os.Open(i.source)
 		if err != nil {

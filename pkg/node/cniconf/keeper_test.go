@@ -726,7 +726,7 @@ func TestMultusNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
 	note("dhcp", strings.ReplaceAll(bridgeConf, "host-local", "dhcp"))
 	must.Do(t, os.WriteFile(filepath.Join(notes, "torn"), []byte(`[{"Bytes":"`), 0o600))
 
-	// The default network's are stayput's from now on; of the others, each says in its own configuration whose they are.
+	// The default network's are Stayput's from now on; of the others, each says in its own configuration whose they are.
 	w.look(StateActive)
 	for _, id := range []string{"thin", "thick"} {
 		if got := read(id)[0]; !strings.Contains(got, `"type":"stayput"`) || strings.Contains(got, "host-local") ||

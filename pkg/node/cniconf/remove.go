@@ -16,7 +16,7 @@ import (
 // retypeFlannel changes the IPAM plugin in the notes of flannel's plugin for a network, or for all if network is empty.
 //
 // That plugin notes the configuration of each container's ADD, and its DEL uses the note, not the conflist of that
-// time: the DEL of containers from before stayput would go to host-local forever, and after the removal of stayput's
+// time: the DEL of containers from before stayput would go to host-local forever, and after the removal of Stayput's
 // plugin, that of its containers would fail.
 func retypeFlannel(d confDir, from, to, network, stateDir string) error {
 	dirs := map[string]bool{}

@@ -1,5 +1,5 @@
 // Package cri asks the container runtime, by CRI, which sandboxes it knows, where their network namespaces are, and how
-// it is configured. It never acts, but to stop a sandbox that the cluster has no more.
+// it is configured. It never acts, but to stop a sandbox that the cluster no longer has.
 package cri
 
 import (

@@ -21,7 +21,7 @@ const (
 	sweepEvery                   = 12 * time.Hour
 )
 
-// discoverer looks for pods in the node's own books, and among those that run, that the cluster may have no more. It
+// discoverer looks for pods in the node's own books, and among those that run, that the cluster may no longer have. It
 // has no lock: it has no state.
 type discoverer struct {
 	api      api
@@ -46,7 +46,7 @@ func (d *discoverer) run(ctx context.Context) {
 	})
 }
 
-// deletedPods returns the sandboxes of pods that the cluster seems to have no more and that the agent does not know.
+// deletedPods returns the sandboxes of pods that the cluster seems no longer to have and that the agent does not know.
 func (d *discoverer) deletedPods(s *sight) (deleted []cri.Sandbox) {
 	if !d.listing.isComplete() {
 		return nil

@@ -262,7 +262,7 @@ func (f *follower) confirm(s *record, text string, ended bool) (bool, error) {
 	return true, nil
 }
 
-// forget drops a pod that the API server has no more, with its file.
+// forget drops a pod that the API server no longer has, with its file.
 func (f *follower) forget(uid string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -36,13 +36,12 @@ func newMetrics(k *Keeper) *metrics {
 				"Each is retried.",
 		}, []string{"part"}),
 		unproven: desc("stayput_agent_pool_unproven_pods",
-			"Pods with addresses of pools that have ended on the node, of which it is not proved and told yet that they will "+
-				"never have these again."),
+			"Ended pods with addresses of pools that the node has not yet proved and reported to be gone."),
 		oldest: desc("stayput_agent_pool_oldest_unproven_pod_age_seconds",
 			"Time since the agent has known that the oldest of them has ended, 0 without any."),
 		owed: desc("stayput_agent_pool_report_owed", "Whether the node has not answered yet what all nodes are asked."),
 		routes: desc("stayput_agent_pool_routes",
-			"Routes of the node to addresses of pools that pods of other nodes have, also those that refuse packets."),
+			"Routes of the node to addresses of pools that pods of other nodes have, including unreachable routes."),
 	}
 }
 

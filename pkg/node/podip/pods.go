@@ -411,7 +411,7 @@ func (t *podTable) keepFiles(files map[string]mailbox.Pod) {
 }
 
 // learn takes over what the node itself knows of pods: by a look at the machine, the files for the plugin, and the
-// addresses of pods that the API server has no more.
+// addresses of pods that the API server no longer has.
 func (t *podTable) learn(s *sight, files map[string]mailbox.Pod, deleted map[string][]netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,7 +22,7 @@ type Options struct {
 	Ledgers               ledger.Options
 	CNIConfDir, CNIBinDir string // of the runtime
 	CNICacheDir           string // of libcni in the runtime
-	// MayLeavePlugin lets the plugin's binary stay if it is not stayput's, or cannot be removed: this agent has not
+	// MayLeavePlugin lets the plugin's binary stay if it is not Stayput's, or cannot be removed: this agent has not
 	// installed it.
 	MayLeavePlugin bool
 	// Netns is the node's network namespace, by default the process's own.
@@ -74,7 +74,7 @@ func Node(ctx context.Context, o Options) error {
 //
 // Until the time in hold it does no more than step 1.
 //
-// It removes what is stayput's even if this agent installs nothing: an earlier one may have.
+// It removes what is Stayput's even if this agent installs nothing: an earlier one may have.
 type cleanup struct {
 	Options
 	hold           time.Time // promises stay until then
@@ -113,7 +113,7 @@ func (c *cleanup) handBack() error {
 		c.Log.Info("Removed the CNI configuration, host-local is used again", "file",
 			filepath.Join(c.CNIConfDir, cniconf.ConflistName))
 		if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateBroken {
-			c.Log.Warn("CNI configuration is broken without stayput's", "state", s.State, "message", s.Message)
+			c.Log.Warn("CNI configuration is broken without Stayput's", "state", s.State, "message", s.Message)
 		}
 	}
 	if removed || c.switched.IsZero() {
@@ -188,7 +188,7 @@ func configured(confDir string) (networks []*ledger.Network) {
 	return networks
 }
 
-// removeFiles removes stayput's files once the runtime cannot need them. clean reports that none is left.
+// removeFiles removes Stayput's files once the runtime cannot need them. clean reports that none is left.
 func (c *cleanup) removeFiles() (clean bool, err error) {
 	if time.Since(c.switched) < c.Reload {
 		return false, nil

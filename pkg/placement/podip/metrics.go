@@ -44,7 +44,7 @@ func newMetrics(c *state) *metrics {
 			"operator"),
 		oldest: desc("stayput_controller_pool_oldest_held_address_age_seconds",
 			"Time for which the controller has known of the longest held address, 0 without any, by whether only an "+
-				"operator's word can end that.", "operator"),
+				"operator can end that.", "operator"),
 		quarantined: desc("stayput_controller_pool_quarantined_addresses", "Addresses of pools in quarantine."),
 		recalling: desc("stayput_controller_pool_recalling",
 			"Whether pools assign and free no address until every node has reported which ones it has."),

@@ -67,7 +67,7 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 		return err
 	}
 	if strangers > 0 {
-		overlaps = append(overlaps, fmt.Sprintf("%d pods that Calico gave them to, which keep them", strangers))
+		overlaps = append(overlaps, fmt.Sprintf("%d ordinary pods of Calico, which keep theirs until they end", strangers))
 	}
 	if held != "" {
 		held = fmt.Sprintf("no new allocations: %s: %s", held, remedy)

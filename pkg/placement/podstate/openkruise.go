@@ -99,7 +99,7 @@ func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Resul
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	case !runs:
-		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise was removed: reapply stayput's manifests " +
+		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise was removed: reapply Stayput's manifests " +
 			"for their admission policies")
 		return reconcile.Result{}, nil
 	}

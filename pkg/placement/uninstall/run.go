@@ -148,7 +148,7 @@ func waitForAgents(ctx context.Context, c client.Client, namespace string, say f
 				return nil
 			}
 			say("no agent is running on these nodes, which keep their promises: %s", strings.Join(alone, ", "))
-			say("run on each of them, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- " +
+			say("run on each of them, with Stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- " +
 				"/stayput-agent uninstall --root=/proc/1/root")
 			say("then run: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; nodes that were removed for " +
 				"good need neither")

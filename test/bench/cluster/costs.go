@@ -29,7 +29,7 @@ const (
 // cpu is CPU time, in milliseconds.
 type cpu struct {
 	server    float64 // API server and etcd
-	installed float64 // stayput's controllers and agents
+	installed float64 // Stayput's controllers and agents
 }
 
 func (c cpu) sum() float64 { return c.server + c.installed }

@@ -2,7 +2,7 @@
 // runs, and exits with 0 whatever the figures are: it is not a test. Missed targets are marked MISSED.
 //
 // Everything shares the processors of one machine: etcd (without fsync), API server, controller manager, scheduler,
-// stayput's controllers and agents, the nodes and the measuring clients. Times run from before the client's call
+// Stayput's controllers and agents, the nodes and the measuring clients. Times run from before the client's call
 // until the client's watch shows the result, without deductions. Contestants take turns in one run, reversing the
 // order each time.
 package main
@@ -165,5 +165,5 @@ func describe(w io.Writer) {
 	fmt.Fprintf(w, "%s; Kubernetes %s, containerd 2.4.2, all of the cluster and the clients on this machine\n",
 		table.Machine(), lab.KubernetesVersion)
 	fmt.Fprintln(w, "etcd without fsync; kube-controller-manager without its limit of 20 requests per second, which hides")
-	fmt.Fprintln(w, "much of stayput's cost. ± is the 95 % interval, by resampling; [min max] follows a median.")
+	fmt.Fprintln(w, "much of Stayput's cost. ± is the 95 % interval, by resampling; [min max] follows a median.")
 }

@@ -121,7 +121,7 @@ func measureScale(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	if err := w.namespace(ctx, scaleNamespace); err != nil {
 		return nil, err
 	}
-	// From now on only stayput's controller, which is measured, acts on the objects.
+	// From now on only Stayput's controller, which is measured, acts on the objects.
 	err = errors.Join(l.controller.Stop(), w.ControllerManager.Stop(), w.Scheduler.Stop(), w.Nodes[0].AgentProcess.Stop(),
 		w.Nodes[0].Kubelet.Stop())
 	if err != nil {

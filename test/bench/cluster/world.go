@@ -39,7 +39,7 @@ var scheme = func() *runtime.Scheme {
 type world struct {
 	*lab.Cluster
 	client client.WithWatch
-	pods   []int           // the processes of stayput's pods, if it was installed with pods
+	pods   []int           // the processes of Stayput's pods, if it was installed with pods
 	life   context.Context // ends before the cluster does
 	stop   context.CancelFunc
 }

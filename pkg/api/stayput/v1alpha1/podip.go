@@ -62,8 +62,8 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName"`
 
-	// podUID is the pod that the address is given to, or was given to last. It changes only once the pod that it names
-	// surely has the address no more.
+	// podUID is the pod that the address is given to, or was given to last. It changes only once it is certain that
+	// the pod that it names no longer has the address.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID"`
@@ -110,7 +110,7 @@ type PodIPSpec struct {
 	Release Release `json:"release,omitempty"`
 
 	// adopted is true if the pod of podUID had the address before, from another program, and Stayput does not tell the pod
-	// of it. The address stays the pod's until the pod surely has it no more.
+	// of it. The address stays the pod's until it is certain that the pod no longer has it.
 	// +optional
 	Adopted bool `json:"adopted,omitempty"`
 
@@ -146,7 +146,7 @@ type PodIPPhase string
 const (
 	PodIPAllocated PodIPPhase = "Allocated" // the pod has not started
 	PodIPBound     PodIPPhase = "Bound"     // the node's agent says that the pod has the address
-	PodIPRetained  PodIPPhase = "Retained"  // the pod surely has the address no more, and will not get it again
+	PodIPRetained  PodIPPhase = "Retained"  // the pod certainly no longer has the address, and will not get it again
 )
 
 // PodIPStatus is what is known of the pod. The agent of the pod's node writes it, but for expires, and the controller

@@ -33,7 +33,7 @@ type PodIPAudit struct {
 // PodIPAuditName is the name of the only PodIPAudit.
 const PodIPAuditName = "cluster"
 
-// PodIPAuditSpec is what nodes are asked. A round is the time at which it began, see [RoundOf]. The patterns are what
+// PodIPAuditSpec is what nodes are asked. A round is named by the time at which it began. The patterns are what
 // clients can read of a time with microseconds: one object that they cannot read fails a whole list.
 type PodIPAuditSpec struct {
 	// round is that of the last question. Each node answers it in its PodIPReport.
