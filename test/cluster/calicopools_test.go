@@ -109,7 +109,8 @@ func TestCalicoIPAMGivesPodsOfAPoolTheirAddressesBack(t *testing.T) {
 	}
 	until(t, "the pool to say how many ordinary pods have its addresses", func(context.Context) bool {
 		return strings.Contains(kubectl(t, c, "get", "podippool", "old", "-o",
-			`jsonpath={range .status.conditions[?(@.type=="Overlaps")]}{.message}{end}`), fmt.Sprintf("%d pods that Calico", in))
+			`jsonpath={range .status.conditions[?(@.type=="Overlaps")]}{.message}{end}`),
+			fmt.Sprintf("%d ordinary pods of Calico", in))
 	})
 	deploy(t, c, ns, lab.Workload{Name: "late", Replicas: 2, Annotations: pools("old"), Unprobed: true})
 	late := places(t, c, ns, "late", 2, nil)

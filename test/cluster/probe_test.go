@@ -47,26 +47,43 @@ func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 	reachesAt(t, c, from, to, ip(t, to))
 }
 
-// network is what a node knows of links, routes and neighbours, for people.
-func network(n *lab.ClusterNode) string {
+// network is what a node, and pods of it, know of links, routes and neighbours, and which packets the node has dropped
+// or passed on to pods, for people.
+func network(n *lab.ClusterNode, pods ...lab.Pod) string {
 	if n.Pid() == 0 {
 		return n.Name + " is off"
 	}
-	out, err := n.Run(context.Background(), "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; ip -d link; ip route; ip neigh")
+	script := "PATH=/sbin:/usr/sbin:/usr/bin:$PATH; ip -d link; ip route; ip neigh; " +
+		"iptables-save -c | grep -e DROP -e dispatch"
+	for _, pod := range pods {
+		script += fmt.Sprintf("; echo %s; nsenter --net=%s sh -c 'ip addr; ip route; ip -6 route; ip neigh'", pod.Name,
+			pod.NetNS)
+	}
+	out, err := n.Run(context.Background(), "/bin/sh", "-c", script)
 	return fmt.Sprintf("%s (%v):\n%s", n.Name, err, out)
 }
 
-// reachesAt checks that one pod reaches another by one of its addresses.
+// reachesAt waits until one pod reaches another by one of its addresses. A connection that waits would try ever more
+// seldom.
 func reachesAt(t *testing.T, c *lab.Cluster, from, to *corev1.Pod, addr netip.Addr) {
 	t.Helper()
-	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), addr)
-	if err != nil {
-		for _, node := range []string{from.Spec.NodeName, to.Spec.NodeName} {
-			t.Log(network(c.Node(node)))
-		}
-		t.Fatalf("%s on %s asks %v, an address of %s on %s: %v", from.Name, from.Spec.NodeName, addr, to.Name,
-			to.Spec.NodeName, err)
-	}
+	const atOnce = 10 * time.Second
+	begun, said := time.Now(), false
+	asker, asked := sandbox(t, c, from), sandbox(t, c, to)
+	var answer lab.Answer
+	until(t, fmt.Sprintf("%s to reach %s on %s at %s", from.Name, to.Name, to.Spec.NodeName, addr),
+		func(ctx context.Context) bool {
+			ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+			defer cancel()
+			var err error
+			answer, err = c.Node(from.Spec.NodeName).GetFrom(ctx, asker, addr)
+			if err != nil && !said && time.Since(begun) > atOnce {
+				said = true
+				t.Logf("after %s: %v\n%s\n%s", atOnce, err, network(c.Node(from.Spec.NodeName), asker),
+					network(c.Node(to.Spec.NodeName), asked))
+			}
+			return err == nil
+		})
 	if answer.Name != to.Name || !answer.Has(addr) {
 		t.Errorf("%s asks %v, an address of %s, and %s with %v answers", from.Name, addr, to.Name, answer.Name, answer.Addrs)
 	}
