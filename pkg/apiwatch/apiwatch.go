@@ -91,10 +91,10 @@ func (l *Loop) Run(ctx context.Context) {
 		pause := rand.N(100 * time.Millisecond) // all watches of all nodes may have begun at once, and end so
 		switch {
 		case errors.Is(err, errAgain):
+		case short:
+			pause = backoff.Step()
 		case err != nil:
-			if !short {
-				l.Note(err)
-			}
+			l.Note(err)
 			pause = backoff.Step()
 		}
 		sleep(ctx, pause)
@@ -177,8 +177,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// watch watches from a version on until that ends, and returns the version up to which all is known.
-func (l *Loop) watch(ctx context.Context, version string, healthy func()) (string, error) {
+// watch watches from a version on until that ends, and returns the version up to which all is known. It calls opened
+// once the API server serves the watch.
+func (l *Loop) watch(ctx context.Context, version string, opened func()) (string, error) {
 	ctx, stop := context.WithTimeout(ctx, longest)
 	defer stop()
 	w, err := l.Watch(ctx, version)
@@ -186,7 +187,7 @@ func (l *Loop) watch(ctx context.Context, version string, healthy func()) (strin
 		return "", err
 	}
 	defer w.Stop()
-	healthy()
+	opened()
 	l.Note(nil)
 	for e := range w.ResultChan() {
 		switch e.Type {
