@@ -179,7 +179,8 @@ type reading struct {
 }
 
 // calicoAdds is an ADD of Calico's plugin. It reads the pod by its name, as the API server has it, and asks for the
-// addresses of that. If that pod has had a sandbox here, its addresses are released first, whoever has them.
+// addresses of that pod. If an earlier ADD has noted addresses on the pod, the plugin releases these first, whichever
+// pod has them.
 func (w *world) calicoAdds(n *node, p Pod) {
 	is, exists := w.pods.objs[p.Name]
 	if !n.kubelet || !exists {
