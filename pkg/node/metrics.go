@@ -42,7 +42,6 @@ type metrics struct {
 	leftovers         prometheus.Counter
 	reportsLost       prometheus.Counter
 	announced         prometheus.Counter
-	connections       prometheus.Counter
 
 	reconcileErrors, policyErrors, networkErrors, expireErrors prometheus.Counter
 	releaseErrors, spoolErrors, cniConfigErrors, peerErrors    prometheus.Counter
@@ -107,8 +106,7 @@ func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 		leftovers: counter("stayput_agent_leftover_namespaces_removed_total", "Leftover network namespaces removed."),
 		reportsLost: counter("stayput_agent_reports_lost_total",
 			"Plugin reports lost because the spool overflowed while no agent was reading it."),
-		announced:   counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
-		connections: counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
+		announced: counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
 
 		reconcileErrors: failures.WithLabelValues("reconcile"),
 		policyErrors:    failures.WithLabelValues("policy"),

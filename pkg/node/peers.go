@@ -140,9 +140,7 @@ func (a *announcer) forgetConnections(events []ledger.Event) {
 	if len(addrs) == 0 {
 		return
 	}
-	n, err := hostnet.FlushConntrack(addrs)
-	a.metrics.connections.Add(float64(n))
-	if err != nil {
+	if err := hostnet.FlushConntrack(addrs); err != nil {
 		a.metrics.peerErrors.Inc()
 		a.log.Warn("Cannot flush the old pods' connections", "err", err)
 	}

@@ -232,9 +232,6 @@ func TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers(t *testing.T)
 		e := restoredEvent("")
 		e.Time = w.clock.Wall()
 		w.a.announcer.forgetConnections([]ledger.Event{e})
-		if n := testutil.ToFloat64(w.a.metrics.connections); n != 3 {
-			t.Errorf("flushed %v, want 3", n)
-		}
 		if n := testutil.ToFloat64(w.a.metrics.peerErrors); n != 0 {
 			t.Errorf("%v errors", n)
 		}

@@ -30,7 +30,6 @@ var resting = map[string]string{
 	`stayput_agent_errors_total{operation="release"}`:    "pkg/node.TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain",
 	`stayput_agent_errors_total{operation="cni_config"}`: "pkg/node/cniconf.TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain",
 	`stayput_agent_errors_total{operation="peer"}`:       "pkg/node.TestAPodThatNeverGetsItsAddressIsGivenUp",
-	"stayput_agent_connections_flushed_total":            "pkg/node.TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers",
 	"stayput_agent_leftover_namespaces_removed_total":    "pkg/node.TestALeftoverNamespaceIsRemovedWithItsAddress",
 	"stayput_agent_queue_dropped_total":                  "pkg/node.TestAFullQueueLeavesThePodToAReconciliation",
 	"stayput_agent_events_dropped_total":                 "pkg/node/retainedip.TestEventsThatAreTooManyAreDroppedAndCounted",

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"strconv"
@@ -26,24 +27,63 @@ const (
 // connection, and this reads it.
 const bucketsPerEntry = 64
 
+// flushMost is for how many addresses the kernel is asked to flush the connections of each. It walks its whole table for
+// each of their tuples, but some 20 times as fast as it tells of it: a table of 262,144 buckets in 0.3 ms, not in 10 ms.
+const flushMost = 8
+
 // FlushConntrack deletes every tracked connection that has one of the addresses as its source, or as that of its
-// replies, and returns how many. So it has those to the addresses, too, after translation. The table can have hundreds
-// of thousands of entries, so it is read as a stream, or the kernel chooses; netlink.ConntrackDeleteFilters would hold
-// all of it.
-func FlushConntrack(addrs map[netip.Addr]bool) (n int, err error) {
-	stale, err := trackedConnections(addrs)
+// replies. So it has those to the addresses, too, after translation. The table can have hundreds of thousands of
+// entries, so the kernel chooses, or it is read as a stream; netlink.ConntrackDeleteFilters would hold all of it.
+func FlushConntrack(addrs map[netip.Addr]bool) error {
+	entries, err := conntrackSize("count")
+	if errors.Is(err, fs.ErrNotExist) || err == nil && entries == 0 { // nothing is tracked
+		return nil
+	}
+	var failed error
+	if len(addrs) <= flushMost {
+		addrs, failed = flushBySource(addrs)
+	}
+	return errors.Join(failed, flushListed(entries, addrs))
+}
+
+// flushBySource has the kernel flush the connections of each address, and returns the addresses of which it cannot. From
+// Linux 6.11 on it does by the filter of IPv4 (see ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c).
+// Before, it takes the tuple for that of one connection, which lacks its ports, and refuses it. A filter of IPv6 it
+// would read as its opposite, see [trackedConnections].
+func flushBySource(addrs map[netip.Addr]bool) (left map[netip.Addr]bool, err error) {
+	left = maps.Clone(addrs)
+	for a := range addrs {
+		if a.Is6() {
+			continue
+		}
+		for _, tuple := range []int{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_REPLY} {
+			_, err := conntrackOf(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, a, tuple).Execute(unix.NETLINK_NETFILTER, 0)
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+				return left, nil
+			}
+			if err != nil {
+				return left, fmt.Errorf("flushing the tracked connections of %s: %w", a, err)
+			}
+		}
+		delete(left, a)
+	}
+	return left, nil
+}
+
+// flushListed flushes the connections of the addresses one by one. entries is how many there are at all, 0 if that is not
+// known.
+func flushListed(entries int, addrs map[netip.Addr]bool) error {
+	stale, err := trackedConnections(entries, addrs)
 	errs := []error{err}
 	for _, conn := range stale {
 		req := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, conn[0]) // its family
 		req.AddRawData(conn[nl.SizeofNfgenmsg:])
-		switch _, err := req.Execute(unix.NETLINK_NETFILTER, 0); {
-		case err == nil:
-			n++
-		case !errors.Is(err, unix.ENOENT): // the connection has ended meanwhile
+		_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+		if err != nil && !errors.Is(err, unix.ENOENT) { // the connection has ended meanwhile
 			errs = append(errs, fmt.Errorf("deleting a tracked connection: %w", err))
 		}
 	}
-	return n, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 func conntrackRequest(op, flags int, family uint8) *nl.NetlinkRequest {
@@ -53,19 +93,18 @@ func conntrackRequest(op, flags int, family uint8) *nl.NetlinkRequest {
 }
 
 // trackedConnections returns the messages about the connections of the addresses. The kernel walks its whole table for
-// each request. So one for all connections is cheaper than one for each address and tuple, unless there are many.
-func trackedConnections(addrs map[netip.Addr]bool) (found [][]byte, err error) {
-	entries, err := conntrackSize("count")
-	if errors.Is(err, fs.ErrNotExist) || err == nil && entries == 0 { // nothing is tracked
+// each request. So one for all connections is cheaper than one for each address and tuple, unless there are many entries.
+func trackedConnections(entries int, addrs map[netip.Addr]bool) (found [][]byte, err error) {
+	if len(addrs) == 0 {
 		return nil, nil
 	}
-	buckets, berr := conntrackSize("buckets")
+	buckets, err := conntrackSize("buckets")
 	whole := func(family uint8) error {
 		more, _, err := dumpConntrack(conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, family), addrs)
 		found = append(found, more...)
 		return err
 	}
-	if err != nil || berr != nil || entries*bucketsPerEntry <= filterMembers*len(addrs)*buckets {
+	if err != nil || entries*bucketsPerEntry <= filterMembers*len(addrs)*buckets {
 		return found, whole(unix.AF_UNSPEC)
 	}
 	six, all := false, false
@@ -76,7 +115,7 @@ func trackedConnections(addrs map[netip.Addr]bool) (found [][]byte, err error) {
 				continue
 			}
 			var more [][]byte
-			more, all, err = dumpConntrack(conntrackOf(a, tuple), addrs)
+			more, all, err = dumpConntrack(conntrackOf(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, a, tuple), addrs)
 			if found = append(found, more...); err != nil {
 				return found, err
 			}
@@ -88,9 +127,9 @@ func trackedConnections(addrs map[netip.Addr]bool) (found [][]byte, err error) {
 	return found, err
 }
 
-// conntrackOf is a request for the connections of which a tuple has the IPv4 address as its source.
-func conntrackOf(a netip.Addr, tuple int) *nl.NetlinkRequest {
-	req := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_INET)
+// conntrackOf is a request about the connections of which a tuple has the IPv4 address as its source.
+func conntrackOf(op, flags int, a netip.Addr, tuple int) *nl.NetlinkRequest {
+	req := conntrackRequest(op, flags, unix.AF_INET)
 	of := nl.NewRtAttr(unix.NLA_F_NESTED|tuple, nil)
 	of.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil).AddRtAttr(nl.CTA_IP_V4_SRC, a.AsSlice())
 	req.AddData(of)
