@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/test/bench/internal/table"
@@ -181,23 +179,10 @@ func (m *costing) batch(ctx context.Context, kind string) (c cpu, err error) {
 
 // profile writes a CPU profile of the API server while f runs.
 func (m *costing) profile(ctx context.Context, file string, f func() error) error {
-	config := m.RESTConfig()
-	set, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	type answer struct {
-		data []byte
-		err  error
-	}
-	got := make(chan answer, 1)
-	go func() {
-		data, err := set.RESTClient().Get().AbsPath("/debug/pprof/profile").Param("seconds", "5").DoRaw(ctx)
-		got <- answer{data, err}
-	}()
-	err = f()
-	a := <-got
-	return errors.Join(err, a.err, os.WriteFile(file, a.data, 0o644))
+	profiled := make(chan error, 1)
+	go func() { profiled <- m.world.profile(ctx, file, 5*time.Second) }()
+	err := f()
+	return errors.Join(err, <-profiled)
 }
 
 // measureCosts creates pods with nothing else going on: neither scheduled nor run.

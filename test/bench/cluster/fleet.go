@@ -23,7 +23,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -236,16 +235,8 @@ func (f *fleet) profile(ctx context.Context, name string) (end func() error, err
 	if err != nil {
 		return nil, err
 	}
-	set, err := kubernetes.NewForConfig(f.RESTConfig())
-	if err != nil {
-		return nil, err
-	}
 	go func() { // it has no part of what comes after that, and may be lost with the API server
-		data, err := set.RESTClient().Get().AbsPath("/debug/pprof/profile").Param("seconds", "20").DoRaw(ctx)
-		if err == nil {
-			err = os.WriteFile(file("kube-apiserver"), data, 0o644)
-		}
-		if err != nil {
+		if err := f.world.profile(ctx, file("kube-apiserver"), 20*time.Second); err != nil {
 			say("fleet: the profile of %s: %v", name, err)
 		}
 	}()

@@ -86,7 +86,7 @@ func run() int {
 		"comma-separated sections to measure: "+strings.Join(names, ",")+"; NAME=FACTOR gives one its own -scale")
 	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the sections scale and fleet, of objects")
 	profiles := flag.String("profiles", "",
-		"an existing folder for CPU profiles of the API server, in the sections costs and fleet")
+		"an existing folder for CPU profiles of the API server, in costs, fleet, recreate, l2 and routed")
 	kubernetes := flag.String("k8s", "", "the version of Kubernetes in the section creates, such as 1.33; pods are gated "+
 		"by what that has, in 1.34 and 1.35 by v1beta1 policies, and stayput runs in pods, not as processes")
 	flag.Parse()

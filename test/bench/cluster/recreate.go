@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -58,7 +60,7 @@ func (b *bench) compete(ctx context.Context, section string, both [2]contestant)
 			which := (round + turn) % 2
 			name := both[which].name
 			say("%s: round %d of %d, %s", section, round+1, rounds, name)
-			t, err := b.crowd(ctx, both[which])
+			t, err := b.crowd(ctx, section, both[which])
 			if err != nil {
 				return m, fmt.Errorf("%s: %w", name, err)
 			}
@@ -171,7 +173,7 @@ func usedBy(ours, stock []usage) table.Row {
 }
 
 // crowd runs one cluster's whole life.
-func (b *bench) crowd(ctx context.Context, c contestant) (t crowdTimes, err error) {
+func (b *bench) crowd(ctx context.Context, section string, c contestant) (t crowdTimes, err error) {
 	w, err := c.start(ctx)
 	if err != nil {
 		return t, err
@@ -211,6 +213,15 @@ func (b *bench) crowd(ctx context.Context, c contestant) (t crowdTimes, err erro
 		if err != nil {
 			return t, err
 		}
+		profiled := make(chan error, 1)
+		go func() {
+			if b.profiles == "" {
+				profiled <- nil
+				return
+			}
+			file := strings.ReplaceAll(section, " ", "-") + "-" + c.name + ".pprof"
+			profiled <- w.profile(ctx, filepath.Join(b.profiles, file), 20*time.Second)
+		}()
 		begin := time.Now()
 		if err := w.deleteAll(ctx, crowdNamespace, before); err != nil {
 			return t, err
@@ -225,7 +236,7 @@ func (b *bench) crowd(ctx context.Context, c contestant) (t crowdTimes, err erro
 			return t, err
 		}
 		all, err := usageOfAll()
-		if err != nil {
+		if err := errors.Join(err, <-profiled); err != nil {
 			return t, err
 		}
 		t.used = append(t.used, all.sub(idle))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -174,6 +176,20 @@ func (w *world) settle(ctx context.Context) error {
 		}
 	}
 	return settle(ctx, all...)
+}
+
+// profile writes a CPU profile of the API server, from now on for some time.
+func (w *world) profile(ctx context.Context, file string, during time.Duration) error {
+	set, err := kubernetes.NewForConfig(w.RESTConfig())
+	if err != nil {
+		return err
+	}
+	data, err := set.RESTClient().Get().AbsPath("/debug/pprof/profile").
+		Param("seconds", strconv.Itoa(int(during.Seconds()))).DoRaw(ctx)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, data, 0o644)
 }
 
 // namespace creates a namespace and waits until pods can be created in it.
