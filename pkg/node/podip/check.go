@@ -291,33 +291,23 @@ func (c *podCheck) conclude() (verdict, error) {
 	return c.finish(pod)
 }
 
-// address does what is to be done about one address of the pod.
+// address does what is to be done about one address of the pod. The PodIP that this agent wrote last is good for a write,
+// which is bound to its version, and for nothing else: else it is read past all caches.
 func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
-	o, err := c.api.PodIP(ctx, a)
-	if err != nil {
-		return soon, err
-	}
-	l := pool.Local{
-		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Terminal: c.pod.terminal,
-		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a],
-	}
+	var l pool.Local
+	var action pool.Action
+	var err error
+	o := c.pod.written[a]
 	if o != nil {
-		ip, err := pool.PodIPOf(o, 0)
-		if err != nil {
-			return soon, err
-		}
-		l.IP = &ip
-	}
-	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
-		l.PodCIDR = c.router.podCIDR(a.Is4())
-	}
-	if l.LookUp() {
-		if err := c.lookUp(ctx, &l, o); err != nil {
+		if l, action, err = c.decide(ctx, a, o); err != nil {
 			return soon, err
 		}
 	}
-	if l.LookUpNode() {
-		if l.Off, err = c.api.Off(ctx); err != nil {
+	if action.Report == "" || action.Down {
+		if o, err = c.api.PodIP(ctx, a); err != nil {
+			return soon, err
+		}
+		if l, action, err = c.decide(ctx, a, o); err != nil {
 			return soon, err
 		}
 	}
@@ -325,7 +315,6 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && !l.PodCIDR.IsValid() {
 		said = 0 // how other nodes route to it is still to be said
 	}
-	action := pool.NextAction(l)
 	if action.Down && !c.took && c.name != "" && (o != nil || c.pod.text != "") { // the owner of any other is unknown
 		if err := c.takeDown(ctx); err != nil {
 			return soon, err
@@ -355,7 +344,37 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	case pool.Bound:
 		c.bound += said
 	}
-	return c.report(ctx, o, action.Report, l)
+	return c.report(ctx, a, o, action.Report, l)
+}
+
+// decide finds out what else the decision about an address depends on, and makes it. o is its PodIP, nil if there is none.
+func (c *podCheck) decide(ctx context.Context, a netip.Addr, o *v1alpha1.PodIP) (
+	l pool.Local, action pool.Action, err error) {
+	l = pool.Local{
+		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Terminal: c.pod.terminal,
+		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a],
+	}
+	if o != nil {
+		ip, err := pool.PodIPOf(o, 0)
+		if err != nil {
+			return l, action, err
+		}
+		l.IP = &ip
+	}
+	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
+		l.PodCIDR = c.router.podCIDR(a.Is4())
+	}
+	if l.LookUp() {
+		if err := c.lookUp(ctx, &l, o); err != nil {
+			return l, action, err
+		}
+	}
+	if l.LookUpNode() {
+		if l.Off, err = c.api.Off(ctx); err != nil {
+			return l, action, err
+		}
+	}
+	return l, pool.NextAction(l), nil
 }
 
 // lookUp reads the pod past all caches. If the watch is behind, what was read counts.

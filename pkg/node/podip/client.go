@@ -65,7 +65,8 @@ type api interface {
 	// Pod returns a pod of any node.
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)
 	PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error)
-	// ApplyStatus applies the status of a PodIP, bound to its UID and version.
+	// ApplyStatus applies the status of a PodIP, bound to its UID and version. Without an error ip is what the API server
+	// has then.
 	ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error
 	Audit(ctx context.Context) (audit *v1alpha1.PodIPAudit, version string, err error)
 	WatchAudit(ctx context.Context, version string) (watch.Interface, error)
@@ -213,19 +214,22 @@ func (s *server) ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error {
 	if ip.Status.PodCIDR != "" {
 		status["podCIDR"] = ip.Status.PodCIDR
 	}
+	now := &v1alpha1.PodIP{}
 	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
 		map[string]any{
 			"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIP",
 			"metadata": map[string]any{"name": ip.Name, "uid": ip.UID, "resourceVersion": ip.ResourceVersion},
 			"status":   status,
-		})
+		}, now)
 	if err != nil {
 		return fmt.Errorf("writing the status of PodIP %s: %w", ip.Name, err)
 	}
+	*ip = *now
 	return nil
 }
 
-func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any) error {
+// apply reads the answer into an object.
+func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any, into runtime.Object) error {
 	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	body, err := json.Marshal(object)
@@ -234,7 +238,7 @@ func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]a
 	}
 	force := true
 	return r.VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force},
-		metav1.ParameterCodec).Body(body).Do(ctx).Error()
+		metav1.ParameterCodec).Body(body).Do(ctx).Into(into)
 }
 
 func auditSelector() string {
@@ -279,7 +283,7 @@ func (s *server) ApplyReport(ctx context.Context, a *v1alpha1.PodIPReport) error
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPReport",
 		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},
 		"spec":     a.Spec,
-	})
+	}, &v1alpha1.PodIPReport{})
 	if err != nil {
 		return fmt.Errorf("writing the PodIPReport of the node: %w", err)
 	}

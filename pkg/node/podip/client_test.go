@@ -191,14 +191,20 @@ func TestACloudsRouterIsKnownByTheNodesCondition(t *testing.T) {
 
 func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	c, got := serve(t, map[string]string{
-		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{}`,
+		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{"kind":"PodIP","apiVersion":"stayput.io/v1alpha1",` +
+			`"metadata":{"name":"10.6.0.1","uid":"x","resourceVersion":"10"},"status":{"phase":"Bound"}}`,
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.2/status": missing("podips", "10.6.0.2"),
-		"PATCH /apis/stayput.io/v1alpha1/podipreports/n1":        `{}`,
+		"PATCH /apis/stayput.io/v1alpha1/podipreports/n1": `{"kind":"PodIPReport",` +
+			`"apiVersion":"stayput.io/v1alpha1"}`,
 	})
 	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.0.1", UID: "x", ResourceVersion: "9"}}
 	since := metav1.Now()
 	ip.Status = v1alpha1.PodIPStatus{Phase: "Bound", PodUID: "u", NodeName: "n1", Since: &since}
-	check(t, c.ApplyStatus(t.Context(), ip))
+	answered := ip.DeepCopy()
+	check(t, c.ApplyStatus(t.Context(), answered))
+	if answered.ResourceVersion != "10" || answered.Status.NodeName != "" {
+		t.Errorf("not what the API server has: %+v", answered)
+	}
 	ip.Name, ip.Status.PodCIDR = "10.6.0.2", "10.244.1.0/24"
 	if err := c.ApplyStatus(t.Context(), ip); !apierrors.IsNotFound(err) {
 		t.Errorf("a PodIP that is gone: %v", err)

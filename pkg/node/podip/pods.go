@@ -37,6 +37,10 @@ type record struct {
 	// in place.
 	conflicts map[netip.Addr]string
 
+	// written are the PodIPs as they were once this agent had written their status: what they are by now is not known. It
+	// is never changed in place.
+	written map[netip.Addr]*v1alpha1.PodIP
+
 	// By the watch of the node's pods.
 	exists, ending, terminal bool
 	// stops says that the runtime has reported that it stops the sandbox, and not since that it runs another one.
@@ -151,12 +155,13 @@ func (t *podTable) enqueueLocked(r *record) {
 	}
 }
 
-// enqueueAll queues all pods to be checked again, also those for which nothing was left to do.
+// enqueueAll queues all pods to be checked again, also those for which nothing was left to do. What was written may have
+// been lost with a restore, and its version may be another object's.
 func (t *podTable) enqueueAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range t.records {
-		r.bound, r.gone, r.placed = false, false, false
+		r.bound, r.gone, r.placed, r.written = false, false, false, nil
 		r.changes++
 		t.enqueueLocked(r)
 	}
@@ -212,6 +217,27 @@ func (t *podTable) conflict(uid, mac string, addrs []netip.Addr) {
 		r.conflicts[a] = mac
 	}
 	t.enqueueLocked(r)
+}
+
+// wrote notes a PodIP of a pod that was due as the API server answered that its status was written, nil if it answered
+// something else. If the pod has changed since, or all are due again, that is not noted.
+func (t *podTable) wrote(r record, a netip.Addr, ip *v1alpha1.PodIP) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	is := t.records[r.uid]
+	if is == nil {
+		return
+	}
+	is.written = maps.Clone(is.written)
+	if ip == nil || is.changes != r.changes {
+		delete(is.written, a)
+		return
+	}
+	if is.written == nil {
+		is.written = map[netip.Addr]*v1alpha1.PodIP{}
+	}
+	ip.ManagedFields = nil
+	is.written[a] = ip
 }
 
 // started forgets the conflicts of a pod that has started since.

@@ -2,6 +2,7 @@ package podip
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,7 +13,8 @@ import (
 )
 
 // report writes the status of a PodIP. If that has changed since it was read, the pod is due again.
-func (c *podCheck) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
+func (c *podCheck) report(ctx context.Context, a netip.Addr, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (
+	verdict, error) {
 	since := metav1.NewTime(c.machine.now().UTC().Truncate(time.Second))
 	next := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
 	next.Status = v1alpha1.PodIPStatus{Phase: phase, PodUID: c.pod.uid, NodeName: c.node,
@@ -24,6 +26,10 @@ func (c *podCheck) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Pha
 		next.Status.PodCIDR = l.PodCIDR.String()
 	}
 	err := c.api.ApplyStatus(ctx, next)
+	if err != nil {
+		next = nil
+	}
+	c.pods.wrote(c.pod, a, next)
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return soon, nil

@@ -184,6 +184,7 @@ func (c *cluster) ApplyStatus(_ context.Context, ip *v1alpha1.PodIP) error {
 		return apierrors.NewConflict(of, ip.Name, errors.New("changed"))
 	}
 	is.Status, is.ResourceVersion = ip.Status, c.next()
+	*ip = *copyOf(is)
 	c.wrote()
 	return nil
 }
