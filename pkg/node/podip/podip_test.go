@@ -102,9 +102,12 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 		w.pass(100 * time.Millisecond)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
 		w.wantBarred(1, true)
-		p.Labels = nil
+		p.Labels, p.Status.Phase = nil, "Succeeded"
 		w.c.put(p)
+		w.pass(time.Second)
 		w.c.remove(uid(1))
+		w.pass(time.Second)
+		w.k.Look(w.name(1), p.Annotations, true) // its sandbox is removed last
 		w.pass(time.Second)
 		if n := w.c.count("get") - reads; n > 0 {
 			t.Errorf("its end cost %d reads", n)

@@ -180,7 +180,8 @@ func (t *podTable) guardChanged() {
 	}
 }
 
-// look queues a pod: its sandbox has started or, if stops is true, stops or has gone.
+// look queues a pod: its sandbox has started or, if stops is true, stops or has gone. Of a pod that is not known the end
+// of a sandbox says nothing: all that there was to do may be done.
 func (t *podTable) look(pod ledger.Pod, annotations map[string]string, stops bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,7 +191,7 @@ func (t *podTable) look(pod ledger.Pod, annotations map[string]string, stops boo
 	r := t.records[pod.UID]
 	if r == nil {
 		text := annotations[v1alpha1.AnnotationAddresses]
-		if text == "" {
+		if stops || text == "" {
 			return
 		}
 		r = &record{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations}
@@ -264,7 +265,10 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 		r = &record{uid: uid}
 		t.records[uid] = r
 	}
-	changed := !r.exists || r.ending != (p.DeletionTimestamp != nil) || r.terminal != p.terminal()
+	ending, terminal := p.DeletionTimestamp != nil, p.terminal()
+	ends := r.ending != ending || r.terminal != terminal
+	// To a pod that has ended it matters no more how.
+	changed := !r.exists || r.alive() == (ending || terminal)
 	was, claims := r.text, r.claimed
 	if text != "" {
 		r.setText(text, told == text || t.served.vouchesFor(text))
@@ -275,7 +279,7 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 	version := r.version
 	r.namespace, r.name, r.version = p.Namespace, p.Name, p.ResourceVersion
 	r.annotations, r.labels = maps.Clone(p.Annotations), p.Labels
-	r.exists, r.ending, r.terminal = true, p.DeletionTimestamp != nil, p.terminal()
+	r.exists, r.ending, r.terminal = true, ending, terminal
 	// Its bar may be lost: then the PodIPs say whether the pod has ended here. Nothing tells of the loss if the Node was
 	// deleted, too. So they are asked for any pod of the first list: a pod that comes later has had no bar that was lost,
 	// unless a restore brings it back, and then all are listed again.
@@ -286,6 +290,8 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 	case changed || r.unconfirmed:
 		r.gone = false
 		r.changes++
+		t.enqueueLocked(r)
+	case ends:
 		t.enqueueLocked(r)
 	case version != r.version && p.Status.PodIP != "" && !r.bound && !r.gone: // it has started
 		t.enqueueLocked(r)
