@@ -27,8 +27,8 @@ const (
 // connection, and this reads it.
 const bucketsPerEntry = 64
 
-// flushMost is for how many addresses the kernel is asked to flush the connections of each. It walks its whole table for
-// each of their tuples, but some 20 times as fast as it tells of it: a table of 262,144 buckets in 0.3 ms, not in 10 ms.
+// flushMost is for how many addresses the kernel is asked to flush the connections of each. It walks its whole table
+// for each of their tuples, but some 20 times as fast as it tells of it: 262,144 buckets in 0.3 ms, not in 10 ms.
 const flushMost = 8
 
 // FlushConntrack deletes every tracked connection that has one of the addresses as its source, or as that of its
@@ -46,8 +46,8 @@ func FlushConntrack(addrs map[netip.Addr]bool) error {
 	return errors.Join(failed, flushListed(entries, addrs))
 }
 
-// flushBySource has the kernel flush the connections of each address, and returns the addresses of which it cannot. From
-// Linux 6.11 on it does by the filter of IPv4 (see ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c).
+// flushBySource has the kernel flush the connections of each address, and returns the addresses of which it cannot.
+// From Linux 6.11 on it does so by a filter of IPv4 (ctnetlink_del_conntrack in net/netfilter/nf_conntrack_netlink.c).
 // Before, it takes the tuple for that of one connection, which lacks its ports, and refuses it. A filter of IPv6 it
 // would read as its opposite, see [trackedConnections].
 func flushBySource(addrs map[netip.Addr]bool) (left map[netip.Addr]bool, err error) {
@@ -70,8 +70,8 @@ func flushBySource(addrs map[netip.Addr]bool) (left map[netip.Addr]bool, err err
 	return left, nil
 }
 
-// flushListed flushes the connections of the addresses one by one. entries is how many there are at all, 0 if that is not
-// known.
+// flushListed flushes the connections of the addresses one by one. entries is how many there are at all, 0 if that is
+// not known.
 func flushListed(entries int, addrs map[netip.Addr]bool) error {
 	stale, err := trackedConnections(entries, addrs)
 	errs := []error{err}
@@ -93,7 +93,8 @@ func conntrackRequest(op, flags int, family uint8) *nl.NetlinkRequest {
 }
 
 // trackedConnections returns the messages about the connections of the addresses. The kernel walks its whole table for
-// each request. So one for all connections is cheaper than one for each address and tuple, unless there are many entries.
+// each request. So one for all connections is cheaper than one for each address and tuple, unless there are many
+// connections.
 func trackedConnections(entries int, addrs map[netip.Addr]bool) (found [][]byte, err error) {
 	if len(addrs) == 0 {
 		return nil, nil

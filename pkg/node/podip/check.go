@@ -291,8 +291,8 @@ func (c *podCheck) conclude() (verdict, error) {
 	return c.finish(pod)
 }
 
-// address does what is to be done about one address of the pod. The PodIP that this agent wrote last is good for a write,
-// which is bound to its version, and for nothing else: else it is read past all caches.
+// address does what is to be done about one address of the pod. The PodIP that this agent wrote last is good for the
+// next write, which is bound to its version, and for nothing else: then it is read past all caches.
 func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	var l pool.Local
 	var action pool.Action
@@ -347,7 +347,8 @@ func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	return c.report(ctx, a, o, action.Report, l)
 }
 
-// decide finds out what else the decision about an address depends on, and makes it. o is its PodIP, nil if there is none.
+// decide finds out what else the decision about an address depends on, and makes it. o is its PodIP, nil if there is
+// none.
 func (c *podCheck) decide(ctx context.Context, a netip.Addr, o *v1alpha1.PodIP) (
 	l pool.Local, action pool.Action, err error) {
 	l = pool.Local{

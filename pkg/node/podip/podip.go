@@ -13,8 +13,8 @@
 // addresses of a pod (mailbox.Box.PutPod) only if their annotation names the guard under which none but the controller
 // can have written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
 //
-// It decides nothing: [pool.NextAction] and [pool.Respond] do. Every fact that they depend on is read past all caches, or
-// the write is bound to it. While the cluster has no pool it watches and writes nothing.
+// It decides nothing: [pool.NextAction] and [pool.Respond] do. Every fact that they depend on is read past all caches,
+// or the write is bound to it. While the cluster has no pool it watches and writes nothing.
 //
 // # Who knows what
 //

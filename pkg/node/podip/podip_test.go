@@ -131,9 +131,11 @@ func TestAPodIPThatHasChangedSinceItWasReportedIsReadAgain(t *testing.T) {
 		change func(ip *v1alpha1.PodIP)
 		want   v1alpha1.PodIPPhase
 	}{
-		"kept for longer":        {func(ip *v1alpha1.PodIP) { ip.Spec.Retention = "1h0m0s" }, v1alpha1.PodIPRetained},
-		"given to another pod":   {func(ip *v1alpha1.PodIP) { ip.Spec.PodUID = uid(9) }, v1alpha1.PodIPBound},
-		"made again by a leader": {func(ip *v1alpha1.PodIP) { ip.UID, ip.Status = "other", v1alpha1.PodIPStatus{} }, v1alpha1.PodIPRetained},
+		"kept for longer":      {func(ip *v1alpha1.PodIP) { ip.Spec.Retention = "1h0m0s" }, v1alpha1.PodIPRetained},
+		"given to another pod": {func(ip *v1alpha1.PodIP) { ip.Spec.PodUID = uid(9) }, v1alpha1.PodIPBound},
+		"made again": {func(ip *v1alpha1.PodIP) {
+			ip.UID, ip.Status = "other", v1alpha1.PodIPStatus{}
+		}, v1alpha1.PodIPRetained},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

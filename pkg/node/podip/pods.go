@@ -155,8 +155,8 @@ func (t *podTable) enqueueLocked(r *record) {
 	}
 }
 
-// enqueueAll queues all pods to be checked again, also those for which nothing was left to do. What was written may have
-// been lost with a restore, and its version may be another object's.
+// enqueueAll queues all pods to be checked again, also those for which nothing was left to do. After a restore, what
+// was written may be lost, and its version that of something else.
 func (t *podTable) enqueueAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,8 +180,8 @@ func (t *podTable) guardChanged() {
 	}
 }
 
-// look queues a pod: its sandbox has started or, if stops is true, stops or has gone. Of a pod that is not known the end
-// of a sandbox says nothing: all that there was to do may be done.
+// look queues a pod: its sandbox has started or, if stops is true, stops or has gone. The end of a sandbox tells
+// nothing of a pod that is not known: all that there was to do may be done.
 func (t *podTable) look(pod ledger.Pod, annotations map[string]string, stops bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
