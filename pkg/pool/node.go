@@ -30,7 +30,8 @@ type Local struct {
 	// PodCIDR is how other nodes route to the pods of this one, if the address is of mode Routed, the zero Prefix if it is
 	// not known, or they need not.
 	PodCIDR netip.Prefix
-	// IP is the PodIP as it is past all caches, nil if there is none.
+	// IP is the PodIP as it is past all caches, nil if there is none. If a Report comes of it, without Down, it may be an
+	// earlier one, since the write is bound to its version.
 	IP *PodIP
 }
 

@@ -3,6 +3,7 @@ package hostnet
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -85,6 +86,23 @@ func TestTheConnectionsOfAddressesAreFlushedAmongFewAndAmongMany(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Linux 6.11 and later flush by the filter, and earlier ones refuse to. Both leave what they cannot flush.
+func TestTheKernelFlushesByItsFilter(t *testing.T) {
+	var name unix.Utsname
+	must.Do(t, unix.Uname(&name))
+	var major, minor int
+	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
+	must.Do(t, err)
+	four, six := netip.MustParseAddr("192.0.2.5"), netip.MustParseAddr("2001:db8::5")
+	nodetest.In(t, nodetest.Netns(t, t.TempDir(), "node"), func() error {
+		left, err := flushBySource(map[netip.Addr]bool{four: true, six: true})
+		if able := major > 6 || major == 6 && minor >= 11; err != nil || left[four] == able || !left[six] {
+			t.Errorf("Linux %d.%d left %v, %v", major, minor, left, err)
+		}
+		return nil
+	})
 }
 
 // A kernel that knows no filter tells of all connections, at the first request.

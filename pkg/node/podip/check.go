@@ -291,14 +291,15 @@ func (c *podCheck) conclude() (verdict, error) {
 	return c.finish(pod)
 }
 
-// address does what is to be done about one address of the pod. The PodIP that this agent wrote last is good for the
-// next write, which is bound to its version, and for nothing else: then it is read past all caches.
+// address does what is to be done about one address of the pod. The PodIP that this agent wrote last will do if a
+// report comes of it, which is bound to its version; a pod that has ended is barred before its report, whatever its
+// PodIP says. Otherwise the PodIP is read past all caches.
 func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	var l pool.Local
 	var action pool.Action
 	var err error
 	o := c.pod.written[a]
-	if o != nil {
+	if o != nil && (c.pod.exists || !c.p.netns()) { // if not, it may have to be taken down
 		if l, action, err = c.decide(ctx, a, o); err != nil {
 			return soon, err
 		}

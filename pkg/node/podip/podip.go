@@ -26,7 +26,7 @@
 //	follow.go   listing, follower: the watch of the node's pods, and the files for the plugin
 //	discover.go discoverer: pods that no watch brings
 //	check.go    checker: what is done about a pod that is due
-//	report.go   what is reported of it
+//	status.go   what is reported of it
 //	report.go   reporter: the PodIPAudit, and the node's reports
 //	routed.go   router: where routed addresses are, for package route
 //	sight.go    machine: what is on the node
@@ -186,7 +186,8 @@ func (k *Keeper) SetPools(text string) { k.served.set(text) }
 // SetRouted says whether the cluster has a pool of mode Routed. Once it has none, the routes that are there stay.
 func (k *Keeper) SetRouted(enabled bool) { k.router.enable(enabled) }
 
-// Look queues a pod: its sandbox has started or, if stops is true, stops or has gone.
+// Look queues a pod: its sandbox has started or, if stops is true, stops or has gone, which tells nothing of a pod that
+// is not known.
 func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool) {
 	if k != nil && mailbox.ValidPodUID(pod.UID) == nil {
 		k.pods.look(pod, annotations, stops)

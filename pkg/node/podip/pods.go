@@ -37,8 +37,8 @@ type record struct {
 	// in place.
 	conflicts map[netip.Addr]string
 
-	// written are the PodIPs as they were once this agent had written their status: what they are by now is not known. It
-	// is never changed in place.
+	// written has the PodIPs as they were once this agent had written their status; by now they may be others. It is never
+	// changed in place.
 	written map[netip.Addr]*v1alpha1.PodIP
 
 	// By the watch of the node's pods.
@@ -220,8 +220,8 @@ func (t *podTable) conflict(uid, mac string, addrs []netip.Addr) {
 	t.enqueueLocked(r)
 }
 
-// wrote notes a PodIP of a pod that was due as the API server answered that its status was written, nil if it answered
-// something else. If the pod has changed since, or all are due again, that is not noted.
+// wrote notes the API server's answer to a write of a PodIP's status, nil if it failed. If the pod has changed since it
+// was due, or all are due again, the answer is not noted.
 func (t *podTable) wrote(r record, a netip.Addr, ip *v1alpha1.PodIP) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -267,7 +267,7 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 	}
 	ending, terminal := p.DeletionTimestamp != nil, p.terminal()
 	ends := r.ending != ending || r.terminal != terminal
-	// To a pod that has ended it matters no more how.
+	// How a pod has ended does not matter.
 	changed := !r.exists || r.alive() == (ending || terminal)
 	was, claims := r.text, r.claimed
 	if text != "" {
