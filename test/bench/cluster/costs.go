@@ -177,14 +177,6 @@ func (m *costing) batch(ctx context.Context, kind string) (c cpu, err error) {
 		})
 }
 
-// profile writes a CPU profile of the API server while f runs.
-func (m *costing) profile(ctx context.Context, file string, f func() error) error {
-	profiled := make(chan error, 1)
-	go func() { profiled <- m.world.profile(ctx, file, 5*time.Second) }()
-	err := f()
-	return errors.Join(err, <-profiled)
-}
-
 // measureCosts creates pods with nothing else going on: neither scheduled nor run.
 func measureCosts(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	const ours, stock = 0, 1
@@ -244,8 +236,9 @@ func measureCosts(ctx context.Context, b *bench) (rows []table.Row, err error) {
 			for which, m := range both {
 				file := filepath.Join(b.profiles, strings.NewReplacer(" ", "-", ",", "").Replace(k.kind)+
 					[...]string{"", "-without"}[which]+".pprof")
-				err := m.profile(ctx, file, func() error { _, err := m.batch(ctx, k.kind); return err })
-				if err != nil {
+				wait := m.profileBeside(ctx, file, 5*time.Second)
+				_, err := m.batch(ctx, k.kind)
+				if err := errors.Join(err, wait()); err != nil {
 					return nil, err
 				}
 			}

@@ -213,15 +213,11 @@ func (b *bench) crowd(ctx context.Context, section string, c contestant) (t crow
 		if err != nil {
 			return t, err
 		}
-		profiled := make(chan error, 1)
-		go func() {
-			if b.profiles == "" {
-				profiled <- nil
-				return
-			}
+		profiled := func() error { return nil }
+		if b.profiles != "" {
 			file := strings.ReplaceAll(section, " ", "-") + "-" + c.name + ".pprof"
-			profiled <- w.profile(ctx, filepath.Join(b.profiles, file), 20*time.Second)
-		}()
+			profiled = w.profileBeside(ctx, filepath.Join(b.profiles, file), 20*time.Second)
+		}
 		begin := time.Now()
 		if err := w.deleteAll(ctx, crowdNamespace, before); err != nil {
 			return t, err
@@ -236,7 +232,7 @@ func (b *bench) crowd(ctx context.Context, section string, c contestant) (t crow
 			return t, err
 		}
 		all, err := usageOfAll()
-		if err := errors.Join(err, <-profiled); err != nil {
+		if err := errors.Join(err, profiled()); err != nil {
 			return t, err
 		}
 		t.used = append(t.used, all.sub(idle))

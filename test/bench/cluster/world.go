@@ -192,6 +192,13 @@ func (w *world) profile(ctx context.Context, file string, during time.Duration) 
 	return os.WriteFile(file, data, 0o644)
 }
 
+// profileBeside begins a profile, and returns what waits for it.
+func (w *world) profileBeside(ctx context.Context, file string, during time.Duration) (wait func() error) {
+	profiled := make(chan error, 1)
+	go func() { profiled <- w.profile(ctx, file, during) }()
+	return func() error { return <-profiled }
+}
+
 // namespace creates a namespace and waits until pods can be created in it.
 func (w *world) namespace(ctx context.Context, name string) error {
 	err := w.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
