@@ -59,7 +59,6 @@ func TestTheConnectionsOfAddressesAreFlushedAmongFewAndAmongMany(t *testing.T) {
 	}{
 		"by the kernel": {false, FlushConntrack}, "few": {false, listed}, "many": {true, listedAmongMany},
 	} {
-		many, flush := c.many, c.flush
 		t.Run(name, func(t *testing.T) {
 			nodetest.In(t, nodetest.Netns(t, t.TempDir(), "node"), func() error {
 				h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
@@ -69,7 +68,7 @@ func TestTheConnectionsOfAddressesAreFlushedAmongFewAndAmongMany(t *testing.T) {
 					must.Do(t, f.track(h, uint16(1000+i)))
 				}
 				left := len(others)
-				if many {
+				if c.many {
 					buckets, err := conntrackSize("buckets")
 					must.Do(t, err)
 					for i := range filterMembers*len(pods)*buckets/bucketsPerEntry + 1 {
@@ -78,7 +77,7 @@ func TestTheConnectionsOfAddressesAreFlushedAmongFewAndAmongMany(t *testing.T) {
 						left++
 					}
 				}
-				must.Do(t, flush(pods))
+				must.Do(t, c.flush(pods))
 				if is, err := conntrackSize("count"); err != nil || is != left {
 					t.Errorf("left are %d, want %d: %v", is, left, err)
 				}

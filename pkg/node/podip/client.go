@@ -228,7 +228,7 @@ func (s *server) ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error {
 	return nil
 }
 
-// apply reads the answer into an object.
+// apply reads the answer into an object, unless that is nil.
 func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any, into runtime.Object) error {
 	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
@@ -237,8 +237,12 @@ func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]a
 		return err
 	}
 	force := true
-	return r.VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force},
-		metav1.ParameterCodec).Body(body).Do(ctx).Into(into)
+	answer := r.VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force},
+		metav1.ParameterCodec).Body(body).Do(ctx)
+	if into == nil {
+		return answer.Error()
+	}
+	return answer.Into(into)
 }
 
 func auditSelector() string {
@@ -283,7 +287,7 @@ func (s *server) ApplyReport(ctx context.Context, a *v1alpha1.PodIPReport) error
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPReport",
 		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},
 		"spec":     a.Spec,
-	}, &v1alpha1.PodIPReport{})
+	}, nil)
 	if err != nil {
 		return fmt.Errorf("writing the PodIPReport of the node: %w", err)
 	}

@@ -194,8 +194,7 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{"kind":"PodIP","apiVersion":"stayput.io/v1alpha1",` +
 			`"metadata":{"name":"10.6.0.1","uid":"x","resourceVersion":"10"},"status":{"phase":"Bound"}}`,
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.2/status": missing("podips", "10.6.0.2"),
-		"PATCH /apis/stayput.io/v1alpha1/podipreports/n1": `{"kind":"PodIPReport",` +
-			`"apiVersion":"stayput.io/v1alpha1"}`,
+		"PATCH /apis/stayput.io/v1alpha1/podipreports/n1":        `{}`,
 	})
 	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.0.1", UID: "x", ResourceVersion: "9"}}
 	since := metav1.Now()

@@ -139,10 +139,7 @@ func TestAPodIPThatHasChangedSinceItWasReportedIsReadAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				p := w.given(1)
-				w.runs(1)
-				w.pass(time.Second)
-				w.wantPhase(1, v1alpha1.PodIPBound)
+				p := w.bound(1)
 				w.c.mu.Lock()
 				ip := w.c.ips[addr(1).String()]
 				c.change(ip)
@@ -166,10 +163,7 @@ func TestAPodIPThatHasChangedSinceItWasReportedIsReadAgain(t *testing.T) {
 // After a restore a PodIP may have the version of before, and be another pod's.
 func TestAfterARecallNoPodIPIsWrittenUnread(t *testing.T) {
 	inWorld(t, func(w *world) {
-		p := w.given(1)
-		w.runs(1)
-		w.pass(time.Second)
-		w.wantPhase(1, v1alpha1.PodIPBound)
+		p := w.bound(1)
 		w.c.mu.Lock()
 		w.c.ips[addr(1).String()].Spec.PodUID = uid(9) // at the same version
 		w.c.mu.Unlock()

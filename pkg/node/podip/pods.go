@@ -266,7 +266,7 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 		t.records[uid] = r
 	}
 	ending, terminal := p.DeletionTimestamp != nil, p.terminal()
-	ends := r.ending != ending || r.terminal != terminal
+	goesOn := r.ending != ending || r.terminal != terminal
 	// How a pod has ended does not matter.
 	changed := !r.exists || r.alive() == (ending || terminal)
 	was, claims := r.text, r.claimed
@@ -291,9 +291,7 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 		r.gone = false
 		r.changes++
 		t.enqueueLocked(r)
-	case ends:
-		t.enqueueLocked(r)
-	case version != r.version && p.Status.PodIP != "" && !r.bound && !r.gone: // it has started
+	case goesOn, version != r.version && p.Status.PodIP != "" && !r.bound && !r.gone: // its end goes on, or it has started
 		t.enqueueLocked(r)
 	}
 	return tells

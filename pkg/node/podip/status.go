@@ -12,8 +12,7 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// report writes the status of a PodIP. If that has changed since it was read or written, the
-// pod is due again.
+// report writes the status of a PodIP. If that has changed since it was read or written, the pod is due again.
 func (c *podCheck) report(ctx context.Context, a netip.Addr, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (
 	verdict, error) {
 	since := metav1.NewTime(c.machine.now().UTC().Truncate(time.Second))
