@@ -217,7 +217,10 @@ func (k *checker) confirm(ctx context.Context, pod *record) (confirmed, ended bo
 // While kubelet would make such a sandbox again, nothing is reported of the pod.
 func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p presence) (verdict, error) {
 	strangers := p.strangers(addrs)
-	if len(strangers) == 0 {
+	switch {
+	case len(strangers) == 0 && len(p.entries) > 0 && !p.has("", addrs):
+		return soon, nil // one was taken over since the runtime was asked
+	case len(strangers) == 0:
 		return settled, nil
 	}
 	deep, err := k.machine.find(ctx, pod.uid, addrs, true)

@@ -274,6 +274,9 @@ func TestAPodThatStartedWithoutThePluginStartsAgain(t *testing.T) {
 			Requested: []netip.Addr{other},
 		})
 		check(t, err)
+		w.k.Look(w.name(1), nil, false)
+		w.pass(time.Minute)
+		w.wantPhase(1, "") // the runtime was asked before the ledger had it
 		w.lists(1, true)
 		w.pass(time.Minute)
 		w.wantPhase(1, "")

@@ -256,13 +256,18 @@ func (p presence) netns() bool { return len(p.sandboxes)+len(p.entries)+len(p.sp
 // the agent comes is taken over.
 func (p presence) strangers(addrs []netip.Addr) (ids []string) {
 	for _, id := range p.sandboxes {
-		if !slices.ContainsFunc(p.entries, func(b bound) bool {
-			return b.Attachment.ContainerID == id && slices.Contains(addrs, b.Addr)
-		}) {
+		if !p.has(id, addrs) {
 			ids = append(ids, id)
 		}
 	}
 	return ids
+}
+
+// has reports whether a sandbox has one of the addresses by a ledger, or with an empty ID, whether any has.
+func (p presence) has(id string, addrs []netip.Addr) bool {
+	return slices.ContainsFunc(p.entries, func(b bound) bool {
+		return (id == "" || b.Attachment.ContainerID == id) && slices.Contains(addrs, b.Addr)
+	})
 }
 
 // presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
