@@ -40,6 +40,7 @@ var law = []rule{
 	{pkg: "pkg/home", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
 	{pkg: "pkg/pool", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
 	{pkg: "pkg/apiwatch", never: clients},
+	{pkg: "pkg/wire", never: clients},
 	{pkg: "pkg/uninstall", uses: []string{"pkg/api", "pkg/apiwatch"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
@@ -63,7 +64,7 @@ var law = []rule{
 		uses: []string{
 			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri",
 			"pkg/node/hostnet",
-			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver", "pkg/apiwatch",
+			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver", "pkg/apiwatch", "pkg/wire",
 		},
 		never: allClients,
 	},
@@ -89,7 +90,7 @@ var law = []rule{
 	},
 
 	// The controller. It knows addresses by RetainedIPs and PodIPs only.
-	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home", "pkg/pool"}, never: addresses},
+	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home", "pkg/pool", "pkg/wire"}, never: addresses},
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
 	{
 		pkg:   "pkg/placement/webhook",

@@ -23,6 +23,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/apilist"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/pkg/wire"
 )
 
 // Pod is a pod of Kubernetes, as far as it matters here. Package k8s.io/api/core/v1 is large.
@@ -43,6 +44,55 @@ func (p *Pod) DeepCopyObject() runtime.Object {
 	c := *p
 	p.ObjectMeta.DeepCopyInto(&c.ObjectMeta)
 	return &c
+}
+
+// Reset empties the pod, for Unmarshal.
+func (p *Pod) Reset() { *p = Pod{} }
+
+// Unmarshal reads a pod off the wire, without its managed fields. To decode all of it would be most of what the agent
+// decodes.
+func (p *Pod) Unmarshal(message []byte) error {
+	const managedFields = 17
+	return wire.Each(message, func(f wire.Field) error {
+		switch f.Number {
+		case 1:
+			var meta []byte
+			err := wire.Each(f.Bytes, func(f wire.Field) error {
+				if f.Number != managedFields {
+					meta = append(meta, f.Whole...)
+				}
+				return nil
+			})
+			if err == nil {
+				err = p.ObjectMeta.Unmarshal(meta)
+			}
+			if err != nil {
+				return fmt.Errorf("metadata: %w", err)
+			}
+		case 2:
+			if err := wire.Each(f.Bytes, func(f wire.Field) error {
+				if f.Number == 10 {
+					p.Spec.NodeName = string(f.Bytes)
+				}
+				return nil
+			}); err != nil {
+				return fmt.Errorf("spec: %w", err)
+			}
+		case 3:
+			if err := wire.Each(f.Bytes, func(f wire.Field) error {
+				switch f.Number {
+				case 1:
+					p.Status.Phase = string(f.Bytes)
+				case 6:
+					p.Status.PodIP = string(f.Bytes)
+				}
+				return nil
+			}); err != nil {
+				return fmt.Errorf("status: %w", err)
+			}
+		}
+		return nil
+	})
 }
 
 // terminal reports whether the pod has ended for good: no node starts it again.
@@ -105,6 +155,10 @@ func AddToScheme(scheme *runtime.Scheme) {
 
 const pods = "/api/v1/pods"
 
+// asProtobuf is how single pods are asked for, as kubelet and the controller do: the API server encodes an event once
+// for all that watch in one encoding. A list is read as JSON, one pod after the other: see package apilist.
+const asProtobuf = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+
 func (s *server) mine() string { return fields.OneTermEqualSelector("spec.nodeName", s.node).String() }
 
 func (s *server) Pods(ctx context.Context) ([]Pod, string, error) {
@@ -128,7 +182,7 @@ func (s *server) Pods(ctx context.Context) ([]Pod, string, error) {
 }
 
 func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface, error) {
-	w, err := s.watch(ctx, s.client.Get().AbsPath(pods), s.mine(), version)
+	w, err := s.watch(ctx, s.client.Get().AbsPath(pods).SetHeader("Accept", asProtobuf), s.mine(), version)
 	if err != nil {
 		return nil, fmt.Errorf("watching the pods of the node: %w", err)
 	}
@@ -167,7 +221,8 @@ func watched(r *rest.Request, selector, version string) *rest.Request {
 
 func (s *server) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
 	p := &Pod{}
-	there, err := s.get(ctx, s.client.Get().AbsPath("/api/v1/namespaces", namespace, "pods", name), "pods", p)
+	there, err := s.get(ctx, s.client.Get().AbsPath("/api/v1/namespaces", namespace, "pods", name).
+		SetHeader("Accept", asProtobuf), "pods", p)
 	if err != nil {
 		return nil, fmt.Errorf("reading pod %s/%s: %w", namespace, name, err)
 	}

@@ -9,10 +9,15 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -374,5 +379,70 @@ func TestTheVersionIsPastTheCaches(t *testing.T) {
 	c, _ = serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podipaudits": missing("podipaudits", "")})
 	if version, err := c.Version(t.Context()); err == nil {
 		t.Errorf("an API server without audits has version %s", version)
+	}
+}
+
+func TestPodsAreWatchedInProtobuf(t *testing.T) {
+	yes := true
+	whole := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "web-0", UID: "u", ResourceVersion: "5",
+			CreationTimestamp: metav1.Unix(1e9, 0), DeletionTimestamp: &metav1.Time{Time: time.Unix(1e9+1, 0)},
+			Annotations:       map[string]string{v1alpha1.AnnotationAddresses: text(1), "example.com/notes": "long"},
+			Labels:            map[string]string{"app": "web", statefulSetLabels + "pod-name": "web-0"},
+			OwnerReferences:   []metav1.OwnerReference{{Kind: "StatefulSet", Name: "web", Controller: &yes}},
+			ManagedFields:     []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1("{}")}},
+		},
+		Spec:   corev1.PodSpec{NodeName: node, HostNetwork: true, Containers: []corev1.Container{{Name: "a"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodSucceeded, PodIP: addr(1).String(), HostIP: "192.0.2.9"},
+	}
+	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !ok {
+		t.Fatal("client-go knows no protobuf")
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if is := r.Header.Get("Accept"); !strings.HasPrefix(is, runtime.ContentTypeProtobuf+",") {
+			t.Errorf("pods are asked for as %q", is)
+		}
+		object, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion), whole)
+		check(t, err)
+		if r.URL.Query().Get("watch") == "" {
+			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+			_, err = w.Write(object)
+			check(t, err)
+			return
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+		check(t, scheme.Codecs.EncoderForVersion(info.StreamSerializer, corev1.SchemeGroupVersion).Encode(
+			&metav1.WatchEvent{Type: string(watch.Modified), Object: runtime.RawExtension{Raw: object}},
+			info.StreamSerializer.NewFrameWriter(w)))
+	}))
+	defer s.Close()
+	c, err := apiserver.New(&rest.Config{Host: s.URL}, node, AddToScheme)
+	check(t, err)
+	from := &server{c, node}
+
+	b, err := json.Marshal(whole)
+	check(t, err)
+	want := &Pod{}
+	check(t, json.Unmarshal(b, want))
+	want.slim()
+
+	is, err := from.Pod(t.Context(), "default", "web-0")
+	check(t, err)
+	w, err := from.WatchPods(t.Context(), "1")
+	check(t, err)
+	defer w.Stop()
+	e := <-w.ResultChan()
+	seen, ok := e.Object.(*Pod)
+	if !ok || e.Type != watch.Modified {
+		t.Fatalf("an event %s of %+v", e.Type, e.Object)
+	}
+	is.slim()
+	for _, is := range []*Pod{is, seen} {
+		is.TypeMeta = want.TypeMeta
+		if !equality.Semantic.DeepEqual(is, want) {
+			t.Errorf("got %+v, want %+v", is, want)
+		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 	"unique"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/wire"
 )
 
 // Pod is what the caches keep of a pod. They have every pod of the cluster, and few pods wait to be placed: of a pod
@@ -70,9 +70,9 @@ type PodList struct {
 // PodOf returns what the caches keep of a pod.
 func PodOf(pod *corev1.Pod) *Pod {
 	p := &Pod{}
-	wire, err := pod.Marshal()
+	message, err := pod.Marshal()
 	if err == nil {
-		err = p.Unmarshal(wire)
+		err = p.Unmarshal(message)
 	}
 	if err != nil {
 		panic(err) // a decoded pod can be encoded
@@ -153,11 +153,11 @@ func (p *Pod) AnnotationsEqual(q *Pod) bool { return p.annotations == q.annotati
 
 // meta decodes fields of ObjectMeta.
 func (p *Pod) meta(fields ...unique.Handle[string]) (m metav1.ObjectMeta) {
-	var wire []byte
+	var message []byte
 	for _, f := range fields {
-		wire = append(wire, valueOf(f)...)
+		message = append(message, valueOf(f)...)
 	}
-	if err := m.Unmarshal(wire); err != nil {
+	if err := m.Unmarshal(message); err != nil {
 		panic(err) // they were decoded before
 	}
 	return m
@@ -193,42 +193,42 @@ func (p *Pod) Reset() { *p = Pod{} }
 func (l *PodList) Reset() { *l = PodList{} }
 
 // Unmarshal reads a list of pods off the wire.
-func (l *PodList) Unmarshal(wire []byte) error {
-	return eachField(wire, func(f field) error {
-		switch f.number {
+func (l *PodList) Unmarshal(message []byte) error {
+	return wire.Each(message, func(f wire.Field) error {
+		switch f.Number {
 		case 1: // metadata
-			return l.ListMeta.Unmarshal(f.bytes)
+			return l.ListMeta.Unmarshal(f.Bytes)
 		case 2: // items
 			l.Items = append(l.Items, Pod{})
-			return l.Items[len(l.Items)-1].Unmarshal(f.bytes)
+			return l.Items[len(l.Items)-1].Unmarshal(f.Bytes)
 		}
 		return nil
 	})
 }
 
 // Unmarshal reads a pod off the wire. The field numbers are those of k8s.io/api/core/v1/generated.proto.
-func (p *Pod) Unmarshal(wire []byte) error {
+func (p *Pod) Unmarshal(message []byte) error {
 	var meta, spec, status []byte
-	err := eachField(wire, func(f field) error {
-		switch f.number {
+	err := wire.Each(message, func(f wire.Field) error {
+		switch f.Number {
 		case 1:
-			meta = f.bytes
+			meta = f.Bytes
 		case 2:
-			spec = f.bytes
+			spec = f.Bytes
 		case 3:
-			status = f.bytes
+			status = f.Bytes
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	if err := eachField(spec, func(f field) error {
-		switch f.number {
+	if err := wire.Each(spec, func(f wire.Field) error {
+		switch f.Number {
 		case 10:
-			p.node = unique.Make(string(f.bytes))
+			p.node = unique.Make(string(f.Bytes))
 		case 11:
-			p.hostNetwork = f.varint != 0
+			p.hostNetwork = f.Varint != 0
 		}
 		return nil
 	}); err != nil {
@@ -238,7 +238,7 @@ func (p *Pod) Unmarshal(wire []byte) error {
 		return fmt.Errorf("metadata: %w", err)
 	}
 	if p.Node() == "" {
-		p.waiting, p.tooLong, err = waitingPod(wire)
+		p.waiting, p.tooLong, err = waitingPod(message)
 		return err
 	}
 	if err := p.readStatus(status); err != nil {
@@ -249,9 +249,9 @@ func (p *Pod) Unmarshal(wire []byte) error {
 
 // waitingPod decodes a pod without a node and strips it of what no rule asks for, and of all that decides where it may
 // go if that is too long.
-func waitingPod(wire []byte) (_ *corev1.Pod, tooLong bool, _ error) {
+func waitingPod(message []byte) (_ *corev1.Pod, tooLong bool, _ error) {
 	var pod corev1.Pod
-	if err := pod.Unmarshal(wire); err != nil {
+	if err := pod.Unmarshal(message); err != nil {
 		return nil, false, err
 	}
 	meta := metav1.ObjectMeta{
@@ -334,57 +334,57 @@ func NotedByCalico(annotations map[string]string) bool {
 
 // readMeta reads ObjectMeta. Of the labels only the ordinal is kept, and of a pod that never comes back under its name
 // only the annotations that stayput reads: no PersistentPodState can name others.
-func (p *Pod) readMeta(wire []byte) error {
+func (p *Pod) readMeta(message []byte) error {
 	const labels, annotations, owners = 11, 12, 13
 	var ordinal, ours, all, noted, by []byte
 	comesBack, told := false, false
 	left := map[bool]int{true: oursMost, false: othersMost}
-	err := eachField(wire, func(f field) error {
-		switch f.number {
+	err := wire.Each(message, func(f wire.Field) error {
+		switch f.Number {
 		case 1:
-			p.name = string(f.bytes)
+			p.name = string(f.Bytes)
 		case 3:
-			p.namespace = unique.Make(string(f.bytes))
+			p.namespace = unique.Make(string(f.Bytes))
 		case 5:
-			p.uid = string(f.bytes)
+			p.uid = string(f.Bytes)
 		case 6:
-			p.version = string(f.bytes)
+			p.version = string(f.Bytes)
 		case 8, 9:
-			at, err := secondsOf(f.bytes)
-			if f.number == 8 {
+			at, err := secondsOf(f.Bytes)
+			if f.Number == 8 {
 				p.created = at
 			} else {
 				p.deleted = at
 			}
 			return err
 		case labels, annotations:
-			key, err := keyOf(f.bytes)
+			key, err := wire.KeyOf(f.Bytes)
 			mine := readOfAll(key)
 			switch {
-			case f.number == labels && key == appsv1.PodIndexLabel:
-				ordinal = f.appendTo(ordinal)
-			case f.number != annotations:
-			case slices.Contains(notes, key) && len(f.whole) <= notedMost:
-				noted = f.appendTo(noted)
-			case key != stayputv1alpha1.AnnotationAddresses && len(f.whole) > left[mine]:
+			case f.Number == labels && key == appsv1.PodIndexLabel:
+				ordinal = append(ordinal, f.Whole...)
+			case f.Number != annotations:
+			case slices.Contains(notes, key) && len(f.Whole) <= notedMost:
+				noted = append(noted, f.Whole...)
+			case key != stayputv1alpha1.AnnotationAddresses && len(f.Whole) > left[mine]:
 			default:
 				if key != stayputv1alpha1.AnnotationAddresses {
-					left[mine] -= len(f.whole)
+					left[mine] -= len(f.Whole)
 				} else {
 					told = true
 				}
-				if all = f.appendTo(all); mine {
-					ours = f.appendTo(ours)
+				if all = append(all, f.Whole...); mine {
+					ours = append(ours, f.Whole...)
 				}
 			}
 			return err
 		case owners:
 			var owner metav1.OwnerReference
-			if err := owner.Unmarshal(f.bytes); err != nil {
+			if err := owner.Unmarshal(f.Bytes); err != nil {
 				return err
 			}
 			if owner.Controller != nil && *owner.Controller {
-				by = f.appendTo(by)
+				by = append(by, f.Whole...)
 				comesBack = comesBack || keepsNames(owner.APIVersion, owner.Kind)
 			}
 		}
@@ -424,22 +424,22 @@ func keepsNames(apiVersion, kind string) bool {
 }
 
 // readStatus reads PodStatus.
-func (p *Pod) readStatus(wire []byte) error {
-	return eachField(wire, func(f field) (err error) {
-		switch f.number {
+func (p *Pod) readStatus(message []byte) error {
+	return wire.Each(message, func(f wire.Field) (err error) {
+		switch f.Number {
 		case 1:
-			p.phase = unique.Make(string(f.bytes))
+			p.phase = unique.Make(string(f.Bytes))
 		case 2: // a condition
 			var kind, is string
 			var since int64
-			err = eachField(f.bytes, func(f field) (err error) {
-				switch f.number {
+			err = wire.Each(f.Bytes, func(f wire.Field) (err error) {
+				switch f.Number {
 				case 1:
-					kind = string(f.bytes)
+					kind = string(f.Bytes)
 				case 2:
-					is = string(f.bytes)
+					is = string(f.Bytes)
 				case 4:
-					since, err = secondsOf(f.bytes)
+					since, err = secondsOf(f.Bytes)
 				}
 				return err
 			})
@@ -450,67 +450,19 @@ func (p *Pod) readStatus(wire []byte) error {
 				p.sandboxless = true
 			}
 		case 6:
-			p.ip = string(f.bytes)
+			p.ip = string(f.Bytes)
 		case 7:
-			p.started, err = secondsOf(f.bytes)
+			p.started, err = secondsOf(f.Bytes)
 		}
 		return err
 	})
 }
 
-// field is one field of a message on the wire.
-type field struct {
-	number protowire.Number
-	varint uint64
-	bytes  []byte
-	whole  []byte // with its tag
-}
-
-func (f field) appendTo(wire []byte) []byte { return append(wire, f.whole...) }
-
-// eachField calls f with each field of a message, and returns its first error.
-func eachField(wire []byte, f func(field) error) error {
-	for len(wire) > 0 {
-		number, kind, n := protowire.ConsumeTag(wire)
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		one, size := field{number: number}, 0
-		switch kind {
-		case protowire.BytesType:
-			one.bytes, size = protowire.ConsumeBytes(wire[n:])
-		case protowire.VarintType:
-			one.varint, size = protowire.ConsumeVarint(wire[n:])
-		default:
-			size = protowire.ConsumeFieldValue(number, kind, wire[n:])
-		}
-		if size < 0 {
-			return protowire.ParseError(size)
-		}
-		one.whole, wire = wire[:n+size], wire[n+size:]
-		if err := f(one); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// keyOf returns the key of an entry of a map.
-func keyOf(entry []byte) (key string, err error) {
-	err = eachField(entry, func(f field) error {
-		if f.number == 1 {
-			key = string(f.bytes)
-		}
-		return nil
-	})
-	return key, err
-}
-
 // secondsOf returns a metav1.Time in Unix time.
-func secondsOf(wire []byte) (at int64, err error) {
-	err = eachField(wire, func(f field) error {
-		if f.number == 1 {
-			at = int64(f.varint)
+func secondsOf(message []byte) (at int64, err error) {
+	err = wire.Each(message, func(f wire.Field) error {
+		if f.Number == 1 {
+			at = int64(f.Varint)
 		}
 		return nil
 	})
