@@ -22,7 +22,8 @@ type sight struct {
 	sandboxes map[string]cri.Sandbox
 	bound     []bound // what a network namespace has that may be there
 	view      *hostnet.View
-	after     []bound // as bound, read after the view: a pod that has an address there is in it
+	// after is as bound, read once after the view: a pod that has a namespace there is in it, or has ended since.
+	after func() ([]bound, error)
 }
 
 // bound is an address that a ledger says an attachment has.
@@ -162,9 +163,7 @@ func (m *machine) look(ctx context.Context, deep bool) (*sight, error) {
 		return nil, err
 	}
 	s.view.Close()
-	if s.after, err = m.attached(false); err != nil {
-		return nil, err
-	}
+	s.after = sync.OnceValues(func() ([]bound, error) { return m.attached(false) })
 	return s, m.believe(s, now.BootID)
 }
 
@@ -312,7 +311,11 @@ func (m *machine) withoutOthers(ctx context.Context, s *sight, uid string, users
 	without := func(other *hostnet.Space) {
 		users = slices.DeleteFunc(users, func(u *hostnet.Space) bool { return u == other })
 	}
-	for _, b := range s.after {
+	after, err := s.after()
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range after {
 		if of := b.uid(s); of == "" || of == uid {
 			continue
 		}
