@@ -415,8 +415,6 @@ func (t *Table) agree(k *kernel) bool {
 			return false
 		}
 		t.bound = bound
-		// The next read of the kernel finds what another program has changed in the table.
-		t.chain = t.chain || !slices.Equal(t.here(), t.kept)
 	}
 	t.look, t.ask = false, false
 	var errs []error
@@ -430,17 +428,26 @@ func (t *Table) agree(k *kernel) bool {
 	}
 	err := errors.Join(errs[:min(len(errs), 3)]...)
 	t.o.Note("routes.set", err)
-	if t.chain {
-		here := t.here()
-		failed := k.keepSources(here, t.cluster())
-		t.o.Note("routes.sources", failed)
-		t.chain = failed != nil
-		if !t.chain {
-			t.kept = here
-		}
-		err = errors.Join(err, failed)
+	failed := t.keepSources(k)
+	t.o.Note("routes.sources", failed)
+	return errors.Join(err, failed) == nil
+}
+
+// keepSources has the nftables table agree. Only the table as a whole is compared with what the kernel has: at each
+// look, and after an error. t.mu is held.
+func (t *Table) keepSources(k *kernel) error {
+	here := t.here()
+	if !t.chain && slices.Equal(here, t.kept) {
+		return nil
 	}
-	return err == nil
+	if t.chain || len(here) == 0 || len(t.kept) == 0 || k.changeSources(t.kept, here) != nil {
+		t.chain = true
+		if err := k.keepSources(here, t.cluster()); err != nil {
+			return err
+		}
+	}
+	t.kept, t.chain = here, false
+	return nil
 }
 
 // here are the addresses of pods of this node, in order. t.mu is held.

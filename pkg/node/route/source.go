@@ -69,6 +69,44 @@ func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
 	return nil
 }
 
+// changeSources makes those sources be kept that are to be now, of a table as keepSources has left it. It does not read
+// the table: what another program has changed in it may be an error, after which the table is as it was.
+func (k *kernel) changeSources(was, here []netip.Addr) error {
+	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	table := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
+	change := func(do func(*nftables.Set, []nftables.SetElement) error, addrs []netip.Addr) error {
+		for _, f := range families {
+			for set, elements := range map[*nftables.Set][]nftables.SetElement{
+				f.hereSet(table): f.addrs(addrs), f.selfSet(table): f.selves(addrs),
+			} {
+				if len(elements) == 0 { // to delete none is to delete all
+					continue
+				}
+				if err := do(set, elements); err != nil {
+					return fmt.Errorf("nftables: set %s: %w", set.Name, err)
+				}
+			}
+		}
+		return nil
+	}
+	if err := errors.Join(change(c.SetDeleteElements, without(was, here)),
+		change(c.SetAddElements, without(here, was))); err != nil {
+		return err
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("nftables: changing sets of table %s: %w", tableName, err)
+	}
+	return nil
+}
+
+// without returns those of all that others lack.
+func without(all, others []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return slices.Contains(others, a) })
+}
+
 // rules is how many a chain has.
 var rules = map[string]int{"sources": 8, "redirects": 2}
 
@@ -157,6 +195,17 @@ var families = []family{
 
 func (f family) has(a netip.Addr) bool { return a.Is4() == (f.size == 4) }
 
+func (f family) hereSet(table *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: table, Name: "here" + f.suffix, KeyType: f.keyType}
+}
+
+func (f family) selfSet(table *nftables.Table) *nftables.Set {
+	return &nftables.Set{
+		Table: table, Name: "self" + f.suffix, Concatenation: true,
+		KeyType: nftables.MustConcatSetType(f.keyType, f.keyType),
+	}
+}
+
 // addrs are the elements of a set of addresses.
 func (f family) addrs(all []netip.Addr) (out []nftables.SetElement) {
 	for _, a := range all {
@@ -216,11 +265,7 @@ func sources(c *nftables.Conn, table *nftables.Table, here []netip.Addr, cluster
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: zero},
 	}, back)
 	for _, f := range families {
-		hereSet := &nftables.Set{Table: table, Name: "here" + f.suffix, KeyType: f.keyType}
-		selfSet := &nftables.Set{
-			Table: table, Name: "self" + f.suffix, Concatenation: true,
-			KeyType: nftables.MustConcatSetType(f.keyType, f.keyType),
-		}
+		hereSet, selfSet := f.hereSet(table), f.selfSet(table)
 		clusterSet := &nftables.Set{Table: table, Name: "cluster" + f.suffix, KeyType: f.keyType, Interval: true}
 		for set, elements := range map[*nftables.Set][]nftables.SetElement{
 			hereSet: f.addrs(here), selfSet: f.selves(here), clusterSet: f.ranges(cluster),
