@@ -15,8 +15,8 @@ type Field struct {
 	Whole  []byte // the field with its tag
 }
 
-// Each calls f with each field of a message, and returns its first error, or what is wrong with the message. Of a field
-// that a message has twice, the last one counts.
+// Each calls f with each field of a message, once for each time that the message has it, until f returns an error. It
+// returns that, or what is wrong with the message.
 func Each(message []byte, f func(Field) error) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)

@@ -219,7 +219,9 @@ func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p
 	strangers := p.strangers(addrs)
 	switch {
 	case len(strangers) == 0 && len(p.entries) > 0 && !p.has("", addrs):
-		return soon, nil // one was taken over since the runtime was asked
+		// One was taken over since the runtime was asked, or the ADD of another network came first, or its last sandbox
+		// has ended before its DEL.
+		return soon, nil
 	case len(strangers) == 0:
 		return settled, nil
 	}

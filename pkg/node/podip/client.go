@@ -49,8 +49,8 @@ func (p *Pod) DeepCopyObject() runtime.Object {
 // Reset empties the pod, for Unmarshal.
 func (p *Pod) Reset() { *p = Pod{} }
 
-// Unmarshal reads a pod off the wire, without its managed fields. To decode all of it would be most of what the agent
-// decodes.
+// Unmarshal reads a pod off the wire, without its managed fields. To decode them too, and its containers, would be most
+// of what the agent decodes.
 func (p *Pod) Unmarshal(message []byte) error {
 	const managedFields = 17
 	return wire.Each(message, func(f wire.Field) error {
@@ -155,8 +155,8 @@ func AddToScheme(scheme *runtime.Scheme) {
 
 const pods = "/api/v1/pods"
 
-// asProtobuf is how single pods are asked for, as kubelet and the controller do: the API server encodes an event once
-// for all that watch in one encoding. A list is read as JSON, one pod after the other: see package apilist.
+// asProtobuf is how pods are asked for, but for lists, as kubelet and the controller do: the API server encodes an
+// event once for all that watch in one encoding. A list is read as JSON, one pod after the other: see package apilist.
 const asProtobuf = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 
 func (s *server) mine() string { return fields.OneTermEqualSelector("spec.nodeName", s.node).String() }

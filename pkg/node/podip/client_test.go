@@ -404,18 +404,33 @@ func TestPodsAreWatchedInProtobuf(t *testing.T) {
 		if is := r.Header.Get("Accept"); !strings.HasPrefix(is, runtime.ContentTypeProtobuf+",") {
 			t.Errorf("pods are asked for as %q", is)
 		}
-		object, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion), whole)
-		check(t, err)
+		encode := func(o runtime.Object) []byte {
+			b, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion), o)
+			check(t, err)
+			return b
+		}
+		object := encode(whole)
+		if strings.HasSuffix(r.URL.Path, "/web-1") {
+			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+			w.WriteHeader(404)
+			none := apierrors.NewNotFound(corev1.Resource("pods"), "web-1").Status()
+			_, err := w.Write(encode(&none))
+			check(t, err)
+			return
+		}
 		if r.URL.Query().Get("watch") == "" {
 			w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
-			_, err = w.Write(object)
+			_, err := w.Write(object)
 			check(t, err)
 			return
 		}
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
-		check(t, scheme.Codecs.EncoderForVersion(info.StreamSerializer, corev1.SchemeGroupVersion).Encode(
-			&metav1.WatchEvent{Type: string(watch.Modified), Object: runtime.RawExtension{Raw: object}},
-			info.StreamSerializer.NewFrameWriter(w)))
+		expired := apierrors.NewResourceExpired("too old").Status()
+		for kind, object := range map[watch.EventType][]byte{watch.Modified: object, watch.Error: encode(&expired)} {
+			check(t, scheme.Codecs.EncoderForVersion(info.StreamSerializer, corev1.SchemeGroupVersion).Encode(
+				&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: object}},
+				info.StreamSerializer.NewFrameWriter(w)))
+		}
 	}))
 	defer s.Close()
 	c, err := apiserver.New(&rest.Config{Host: s.URL}, node, AddToScheme)
@@ -433,10 +448,21 @@ func TestPodsAreWatchedInProtobuf(t *testing.T) {
 	w, err := from.WatchPods(t.Context(), "1")
 	check(t, err)
 	defer w.Stop()
-	e := <-w.ResultChan()
-	seen, ok := e.Object.(*Pod)
-	if !ok || e.Type != watch.Modified {
-		t.Fatalf("an event %s of %+v", e.Type, e.Object)
+	var seen *Pod
+	for range 2 {
+		switch e := <-w.ResultChan(); o := e.Object.(type) {
+		case *Pod:
+			seen = o
+		case *metav1.Status:
+			if e.Type != watch.Error || o.Reason != metav1.StatusReasonExpired {
+				t.Errorf("an event %s of %+v", e.Type, o)
+			}
+		default:
+			t.Fatalf("an event %s of %+v", e.Type, o)
+		}
+	}
+	if none, err := from.Pod(t.Context(), "default", "web-1"); none != nil || err != nil {
+		t.Errorf("of a pod that does not exist: %+v, %v", none, err)
 	}
 	is.slim()
 	for _, is := range []*Pod{is, seen} {

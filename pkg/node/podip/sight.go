@@ -22,7 +22,8 @@ type sight struct {
 	sandboxes map[string]cri.Sandbox
 	bound     []bound // what a network namespace has that may be there
 	view      *hostnet.View
-	// after is as bound, read once after the view: a pod that has a namespace there is in it, or has ended since.
+	// after is as bound, read when it is first asked for, after the view: a pod that has a namespace there is in it, or
+	// has ended since.
 	after func() ([]bound, error)
 }
 

@@ -416,6 +416,7 @@ func (t *Table) agree(k *kernel) bool {
 		}
 		t.bound = bound
 	}
+	here := t.ask || t.chain // what pods of this node have may have changed
 	t.look, t.ask = false, false
 	var errs []error
 	for a := range t.changed {
@@ -428,20 +429,23 @@ func (t *Table) agree(k *kernel) bool {
 	}
 	err := errors.Join(errs[:min(len(errs), 3)]...)
 	t.o.Note("routes.set", err)
-	failed := t.keepSources(k)
-	t.o.Note("routes.sources", failed)
-	return errors.Join(err, failed) == nil
+	if here {
+		failed := t.keepSources(k)
+		t.o.Note("routes.sources", failed)
+		err = errors.Join(err, failed)
+	}
+	return err == nil
 }
 
-// keepSources has the nftables table agree. Only the table as a whole is compared with what the kernel has: at each
-// look, and after an error. t.mu is held.
+// keepSources has the nftables table agree. What the kernel has of it is read at every interval, when the PodCIDRs or
+// the network change, and after an error; else the sets are changed by the difference. t.mu is held.
 func (t *Table) keepSources(k *kernel) error {
 	here := t.here()
 	if !t.chain && slices.Equal(here, t.kept) {
 		return nil
 	}
 	if t.chain || len(here) == 0 || len(t.kept) == 0 || k.changeSources(t.kept, here) != nil {
-		t.chain = true
+		t.chain = true // until it is written
 		if err := k.keepSources(here, t.cluster()); err != nil {
 			return err
 		}

@@ -69,8 +69,8 @@ func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
 	return nil
 }
 
-// changeSources makes those sources be kept that are to be now, of a table as keepSources has left it. It does not read
-// the table: what another program has changed in it may be an error, after which the table is as it was.
+// changeSources changes the sets of the table from was to here. It does not read the table: if another program has
+// changed that, it may be an error, which changes nothing.
 func (k *kernel) changeSources(was, here []netip.Addr) error {
 	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
 	if err != nil {
