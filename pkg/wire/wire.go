@@ -42,14 +42,3 @@ func Each(message []byte, f func(Field) error) error {
 	}
 	return nil
 }
-
-// KeyOf returns the key of an entry of a map.
-func KeyOf(entry []byte) (key string, err error) {
-	err = Each(entry, func(f Field) error {
-		if f.Number == 1 {
-			key = string(f.Bytes)
-		}
-		return nil
-	})
-	return key, err
-}

@@ -52,47 +52,64 @@ func (p *Pod) Reset() { *p = Pod{} }
 // Unmarshal reads a pod off the wire, without its managed fields. To decode them too, and its containers, would be most
 // of what the agent decodes.
 func (p *Pod) Unmarshal(message []byte) error {
-	const managedFields = 17
-	return wire.Each(message, func(f wire.Field) error {
+	return wire.Each(message, func(f wire.Field) (err error) {
 		switch f.Number {
 		case 1:
-			var meta []byte
-			err := wire.Each(f.Bytes, func(f wire.Field) error {
-				if f.Number != managedFields {
-					meta = append(meta, f.Whole...)
-				}
-				return nil
-			})
-			if err == nil {
-				err = p.ObjectMeta.Unmarshal(meta)
-			}
-			if err != nil {
-				return fmt.Errorf("metadata: %w", err)
-			}
+			err = p.readMeta(f.Bytes)
 		case 2:
-			if err := wire.Each(f.Bytes, func(f wire.Field) error {
-				if f.Number == 10 {
-					p.Spec.NodeName = string(f.Bytes)
-				}
-				return nil
-			}); err != nil {
-				return fmt.Errorf("spec: %w", err)
-			}
+			err = p.readSpec(f.Bytes)
 		case 3:
-			if err := wire.Each(f.Bytes, func(f wire.Field) error {
-				switch f.Number {
-				case 1:
-					p.Status.Phase = string(f.Bytes)
-				case 6:
-					p.Status.PodIP = string(f.Bytes)
-				}
-				return nil
-			}); err != nil {
-				return fmt.Errorf("status: %w", err)
-			}
+			err = p.readStatus(f.Bytes)
+		}
+		return err
+	})
+}
+
+func (p *Pod) readMeta(message []byte) error {
+	const managedFields = 17
+	var meta []byte
+	err := wire.Each(message, func(f wire.Field) error {
+		if f.Number != managedFields {
+			meta = append(meta, f.Whole...)
 		}
 		return nil
 	})
+	if err == nil {
+		err = p.ObjectMeta.Unmarshal(meta)
+	}
+	if err != nil {
+		return fmt.Errorf("metadata: %w", err)
+	}
+	return nil
+}
+
+func (p *Pod) readSpec(message []byte) error {
+	err := wire.Each(message, func(f wire.Field) error {
+		if f.Number == 10 {
+			p.Spec.NodeName = string(f.Bytes)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	return nil
+}
+
+func (p *Pod) readStatus(message []byte) error {
+	err := wire.Each(message, func(f wire.Field) error {
+		switch f.Number {
+		case 1:
+			p.Status.Phase = string(f.Bytes)
+		case 6:
+			p.Status.PodIP = string(f.Bytes)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return nil
 }
 
 // terminal reports whether the pod has ended for good: no node starts it again.

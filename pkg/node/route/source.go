@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/google/nftables"
@@ -36,15 +37,22 @@ const (
 	marks = 0x4000 | 0x2000
 )
 
+// sourceTable returns the table, which need not be there, and a connection to the nftables of a network namespace.
+func sourceTable(netns *os.File) (*nftables.Conn, *nftables.Table, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(netns.Fd())))
+	if err != nil {
+		return nil, nil, fmt.Errorf("nftables: %w", err)
+	}
+	return c, &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}, nil
+}
+
 // keepSources makes packets between addresses of pods of this node and the cluster keep their source. Without any
 // address there is no table.
 func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
-	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
+	c, table, err := sourceTable(k.ns)
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return err
 	}
-	table := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
-	says := fmt.Appendf(nil, "%v %v", here, cluster)
 	is, err := sourcesKept(c, table, here, cluster)
 	if errors.Is(err, unix.EOPNOTSUPP) && len(here) == 0 {
 		return nil // this kernel has no nftables
@@ -60,7 +68,7 @@ func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
 	c.DelTable(table)
 	if len(here) > 0 {
 		if err := sources(c, c.AddTable(table), here, cluster); err != nil {
-			return fmt.Errorf("nftables: %s: %w", says, err)
+			return fmt.Errorf("nftables: addresses %v of cluster %v: %w", here, cluster, err)
 		}
 	}
 	if err := c.Flush(); err != nil {
@@ -72,11 +80,10 @@ func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
 // changeSources changes the sets of the table from was to here. It does not read the table: if another program has
 // changed that, it may be an error, which changes nothing.
 func (k *kernel) changeSources(was, here []netip.Addr) error {
-	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
+	c, table, err := sourceTable(k.ns)
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return err
 	}
-	table := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 	change := func(do func(*nftables.Set, []nftables.SetElement) error, addrs []netip.Addr) error {
 		for _, f := range families {
 			for set, elements := range map[*nftables.Set][]nftables.SetElement{

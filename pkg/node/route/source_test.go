@@ -5,8 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/nftables"
-
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -14,9 +12,9 @@ import (
 // elementsOf returns how many elements each set of the table has.
 func elementsOf(t *testing.T, k *kernel) map[string]int {
 	t.Helper()
-	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
+	c, table, err := sourceTable(k.ns)
 	must.Do(t, err)
-	sets, err := c.GetSets(&nftables.Table{Name: tableName, Family: nftables.TableFamilyINet})
+	sets, err := c.GetSets(table)
 	must.Do(t, err)
 	n := map[string]int{}
 	for _, s := range sets {
@@ -31,7 +29,6 @@ func TestSourcesChangeInATableThatIsThere(t *testing.T) {
 	k, err := open(Options{Netns: nodetest.Netns(t, t.TempDir(), "node")})
 	must.Do(t, err)
 	defer k.close()
-	table := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 	cluster := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00::/64")}
 	all := func(texts ...string) (addrs []netip.Addr) {
 		for _, s := range texts {
@@ -46,7 +43,7 @@ func TestSourcesChangeInATableThatIsThere(t *testing.T) {
 		all("10.6.0.1"),
 	} {
 		must.Do(t, k.changeSources(is, next))
-		c, err := nftables.New(nftables.WithNetNSFd(int(k.ns.Fd())))
+		c, table, err := sourceTable(k.ns)
 		must.Do(t, err)
 		kept, err := sourcesKept(c, table, next, cluster)
 		must.Do(t, err)

@@ -358,7 +358,7 @@ func (p *Pod) readMeta(message []byte) error {
 			}
 			return err
 		case labels, annotations:
-			key, err := wire.KeyOf(f.Bytes)
+			key, err := keyOf(f.Bytes)
 			mine := readOfAll(key)
 			switch {
 			case f.Number == labels && key == appsv1.PodIndexLabel:
@@ -398,6 +398,17 @@ func (p *Pod) readMeta(message []byte) error {
 	}
 	p.labels, p.annotations, p.owners = unique.Make(string(ordinal)), unique.Make(string(all)), unique.Make(string(by))
 	return err
+}
+
+// keyOf returns the key of an entry of a map.
+func keyOf(entry []byte) (key string, err error) {
+	err = wire.Each(entry, func(f wire.Field) error {
+		if f.Number == 1 {
+			key = string(f.Bytes)
+		}
+		return nil
+	})
+	return key, err
 }
 
 // readOfAll reports whether an annotation is read of every object.
