@@ -27,7 +27,7 @@ import (
 // a small one.
 const (
 	gcPercent    = 40
-	leastGarbage = 16 << 20
+	leastGarbage = 5 << 20
 )
 
 type options struct {
