@@ -54,7 +54,7 @@ type fresh[T any] struct {
 
 const (
 	restTimes = 16
-	restMost  = 500 * time.Millisecond
+	restMost  = time.Second
 )
 
 type asked[T any] struct {
