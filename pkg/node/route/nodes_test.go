@@ -185,17 +185,23 @@ func (n *nodes) start(i int) {
 
 // stop stops it.
 func (n *nodes) stop(i int) {
-	node := fmt.Sprintf("n%d", i)
+	n.del(i)
+	n.ip(fmt.Sprintf("n%d", i), "link del vweb")
+	nodetest.Unmount(n.t, n.paths[fmt.Sprintf("web@%d", i)])
+}
+
+// del is the plugin's DEL, which takes the routes away under the ledger's lock: a list of the ledger waits for both.
+func (n *nodes) del(i int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, a := range web {
 		family := "-4"
 		if a.Is6() {
 			family = "-6"
 		}
-		n.ip(node, fmt.Sprintf("%s route flush %s dev cni0 proto 84", family, a)) // it may have gone
+		n.ip(fmt.Sprintf("n%d", i), fmt.Sprintf("%s route flush %s dev cni0 proto 84", family, a)) // it may have gone
 	}
-	n.ledger(i, false)
-	n.ip(node, "link del vweb")
-	nodetest.Unmount(n.t, n.paths[fmt.Sprintf("web@%d", i)])
+	n.bound[i] = false
 }
 
 func (n *nodes) netns(name string, commands ...string) {
