@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -12,6 +13,8 @@ import (
 
 // A machine that is switched on or off must not cut the others off from the API server: they have its hardware address.
 func TestTheFabricKeepsItsHardwareAddress(t *testing.T) {
+	runtime.LockOSThread() // Pdeathsig watches the thread
+	defer runtime.UnlockOSThread()
 	machine := exec.Command("sleep", "infinity") // keeps the network namespace
 	machine.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := machine.Start(); err != nil {
