@@ -13,7 +13,7 @@ export CGO_ENABLED := 0
 
 .PHONY: all build image release publish github-release release-check \
 	manifests test lab vet demo chaos chaos-routed chaos-calico flannel long conformance compat apps calico calico-ipam crio multus \
-	cert-manager bench bench-cluster fuzz fuzz-model clean
+	cert-manager floods bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -93,6 +93,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags release ./test/release
+	$(GO) vet -tags floods ./test/flood
 	$(GO) vet -tags calico ./test/node ./test/cluster
 	$(GO) vet -tags flannel,long,multus,certmanager ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
@@ -156,7 +157,7 @@ calico-ipam: ## clusters of Calico alone, with its own IPAM: 50 min, and 10 more
 	$(GO) run ./test/lab/cmd/labbuild calico-ipam
 	$(GO) test -count=1 -v -timeout 120m -tags calico -run CalicoIPAM ./test/cluster
 
-long: ## cluster tests that make test leaves out: upgrades, a thousand pods, webhook to policies, Kruise's and Spiderpool's words
+long: ## cluster tests that make test leaves out: upgrades, a thousand pods, policies after the webhook, Kruise's and Spiderpool's words
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
 		-run 'Upgrade|ManyPodsAtOnce|PodWithoutRoom|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
@@ -168,6 +169,10 @@ multus: ## retained addresses and those of pools behind multus, thin and thick, 
 cert-manager: ## the webhook that gates pods with a certificate of cert-manager; 4 min, and 4 more the first time
 	$(GO) run ./test/lab/cmd/labbuild cert-manager
 	$(GO) test -count=1 -v -timeout 30m -tags certmanager -run CertManager ./test/cluster
+
+floods: ## what any client or author can send controllers, within the chart's limit of memory; 4 min
+	$(GO) run ./test/lab/cmd/labbuild
+	$(GO) test -count=1 -v -timeout 30m -tags floods ./test/flood
 
 crio: ## the tests of a node on CRI-O, which the first run builds
 	$(GO) test -count=1 -v -timeout 60m ./test/node -runtime crio

@@ -33,7 +33,6 @@ var law = []rule{
 	{pkg: "pkg/netconf", uses: []string{"pkg/retention", "pkg/ledger"}, never: heavy},
 	{pkg: "pkg/spool", uses: []string{"pkg/disk", "pkg/ledger"}, never: heavy},
 	{pkg: "pkg/link", never: heavy},
-	{pkg: "pkg/httplimit", never: []string{"k8s.io", "sigs.k8s.io", "github.com", "golang.org/x"}},
 
 	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
 	{pkg: "pkg/api", uses: []string{"pkg/retention"}, never: []string{"sigs.k8s.io/controller-runtime"}},
@@ -94,7 +93,7 @@ var law = []rule{
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
 	{
 		pkg:   "pkg/placement/webhook",
-		uses:  []string{"pkg/api", "pkg/home", "pkg/httplimit", "pkg/placement/gate"},
+		uses:  []string{"pkg/api", "pkg/home", "pkg/placement/gate"},
 		never: addresses,
 	},
 	{pkg: "pkg/placement/calico", uses: []string{"pkg/pool"}, never: addresses},
@@ -121,7 +120,7 @@ var law = []rule{
 	{
 		pkg: "pkg/placement",
 		uses: []string{
-			"pkg/api", "pkg/home", "pkg/httplimit", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
+			"pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
 			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall", "pkg/placement/webhook",
 		},
 		never: addresses,
@@ -150,7 +149,7 @@ var law = []rule{
 	{
 		pkg: "cmd/stayput-agent",
 		uses: []string{
-			"pkg/ledger", "pkg/api", "pkg/httplimit", "pkg/node", "pkg/node/cniconf", "pkg/node/importer",
+			"pkg/ledger", "pkg/api", "pkg/node", "pkg/node/cniconf", "pkg/node/importer",
 			"pkg/node/inspect", "plugin/nri", "cmd/internal/program",
 		},
 		never: allClients,

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -16,12 +17,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
+	"golang.org/x/net/netutil"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/stayput/stayput/cmd/internal/program"
-	"github.com/stayput/stayput/pkg/httplimit"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -207,19 +208,24 @@ func (o *options) nodeName() (string, error) {
 	return strings.ToLower(name), nil // as kubelet does
 }
 
+// connections is how many the server has at most, each of some 20 KiB. Further ones wait until one of them is closed.
+const connections = 256
+
 // listen serves h on addr; with an empty addr the server never answers.
 func listen(addr string, h http.Handler, log *slog.Logger) (*http.Server, error) {
-	server := httplimit.Server(h)
-	server.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelWarn)
+	server := &http.Server{
+		Handler: h, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ReadTimeout: 3 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 10 * time.Second,
+	}
 	if addr == "" {
 		return server, nil
 	}
-	l, err := httplimit.Listen(addr)
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	go func() {
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(netutil.LimitListener(l, connections)); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("HTTP server failed", "err", err)
 		}
 	}()

@@ -31,8 +31,6 @@ const reinstall = "apply Stayput's manifests or Helm chart again"
 type asInstalled struct {
 	nodesOnly bool   // without agents, on purpose
 	gate      string // the chart's gate.mechanism, empty if not by the chart
-	// hookedFor is how long a webhook gates pods beside policies, before the controllers delete it, empty if they do not.
-	hookedFor string
 }
 
 // howInstalled reads that ConfigMap. The error is ErrNotInstalled if the cluster has neither it nor the definition of
@@ -47,9 +45,7 @@ func howInstalled(ctx context.Context, k client.Client, namespace string) (asIns
 		}
 		return asInstalled{}, nil
 	}
-	return asInstalled{
-		nodesOnly: of.Data["agents"] == "false", gate: of.Data["gate"], hookedFor: of.Data["webhookRemovedAfter"],
-	}, err
+	return asInstalled{nodesOnly: of.Data["agents"] == "false", gate: of.Data["gate"]}, err
 }
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.

@@ -223,9 +223,6 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 		return len(w.ClientConfig.CABundle) == 0
 	})
 	switch {
-	case policies && hooked && is.hookedFor != "":
-		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+"); the controllers delete the replaced "+
-			"webhook after "+is.hookedFor, "")
 	case policies && hooked:
 		f.warn("policies gate pods, but a webhook does too, as while one replaces the other",
 			"run helm upgrade once more; without Helm, delete gate-webhook.yaml")
@@ -234,10 +231,6 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 	case hooked && untrusted:
 		f.fail("the webhook that gates pods has no certificate that the API server trusts: new pods are not gated "+
 			"and can start anywhere", "see the controllers' logs, or cert-manager if it issues the certificate")
-	case hooked && served && is.hookedFor != "":
-		f.warn("a webhook in the controllers gates pods, although this API server now supports policies for that",
-			"wait until every API server supports them: the controllers then replace the webhook with policies; "+
-				"if not, see their logs")
 	case hooked && served && is.gate != "Webhook":
 		f.warn("a webhook in the controllers gates pods, although the API server now supports policies for that",
 			"run helm upgrade; without Helm, apply gate-policies.yaml and delete gate-webhook.yaml")

@@ -131,7 +131,6 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 		has    []client.Object
 		serves []string // versions with policies
 		gate   string
-		moves  string // webhookRemovedAfter
 		says   string // empty: nothing, the policies are missing
 		todo   string
 	}{
@@ -149,10 +148,6 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 			says: "FAIL the webhook that gates pods has no certificate", todo: "see the controllers' logs"},
 		"both": {has: []client.Object{webhook("ca"), binding("v1")}, gate: "Auto",
 			says: "WARN policies gate pods, but a webhook does too", todo: "run helm upgrade once more"},
-		"a webhook that waits for policies": {has: []client.Object{webhook("ca")}, gate: "Auto", moves: "1h",
-			says: "WARN a webhook in the controllers gates pods, although", todo: "wait until every API server supports them"},
-		"policies that replace it": {has: []client.Object{webhook("ca"), binding("v1")}, gate: "Auto", moves: "1h",
-			says: "OK policies gate pods (MutatingAdmissionPolicy v1); the controllers delete the replaced webhook"},
 		"templates": {gate: "Template", says: "OK nothing gates pods (gate.mechanism is Template)"},
 		"nothing": {serves: []string{}, says: "FAIL nothing gates new pods",
 			todo: "run helm upgrade, or apply gate-webhook.yaml"},
@@ -171,7 +166,7 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 		}}
 		found, byPolicies := checkGate(t.Context(),
 			interceptor.NewClient(aCluster(nothing, c.has...).(client.WithWatch), unserved),
-			asInstalled{gate: c.gate, hookedFor: c.moves})
+			asInstalled{gate: c.gate})
 		if c.says == "" {
 			if len(found) > 0 || !byPolicies {
 				t.Errorf("%s: %+v", name, found)

@@ -63,13 +63,6 @@ var GatingPolicies = []string{PolicyGateAnnotated, PolicyGateRecorded, PolicyGat
 // Service, and the Secret with its certificate.
 const GateWebhook = "stayput-gate"
 
-// GateWebhookRecorded is the name of the webhook of that configuration for pods that may be recorded.
-const GateWebhookRecorded = "recorded.gate.stayput.io"
-
-// GatePolicies is the name of the ConfigMap with the policies that take the webhook's place once all API servers have
-// such.
-const GatePolicies = "stayput-gate-policies"
-
 // PolicyVersions are the versions of admissionregistration.k8s.io that have MutatingAdmissionPolicies, the newest
 // first: by default from Kubernetes 1.36 on, and from 1.34 on if v1beta1 is switched on.
 var PolicyVersions = []string{"v1", "v1beta1"}

@@ -1,24 +1,39 @@
 package placement
 
 import (
+	"crypto/tls"
+	"net"
 	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-
-	"github.com/stayput/stayput/pkg/httplimit"
 )
 
-// addServer has every replica serve h on an address; "0": nowhere. The manager's own servers have no limits.
-func addServer(mgr ctrl.Manager, name, address string, h http.Handler) error {
+// What a server takes of its clients. A connection takes some 20 KiB, and one to the webhook up to a few small requests
+// beside that. Further connections wait until one of them is closed.
+const (
+	connections = 256
+	// requestWithin is how long a client may take to send a request, or to begin one, answerWithin to read the answer too.
+	requestWithin = 3 * time.Second
+	answerWithin  = 15 * time.Second
+	idleFor       = 10 * time.Second
+	// requestsOfConnection is for HTTP/2, by which an API server asks about several pods at a time. It opens further
+	// connections if that is not enough.
+	requestsOfConnection = 8
+)
+
+// addServer has every replica serve h on an address, by TLS unless config is nil; "0": nowhere. The manager's own
+// servers have no limits.
+func addServer(mgr ctrl.Manager, name, address string, h http.Handler, config *tls.Config) error {
 	if address == "0" {
 		return nil
 	}
-	s, err := newServer(name, address, h)
+	s, err := newServer(name, address, h, config)
 	if err != nil {
 		return err
 	}
@@ -26,13 +41,22 @@ func addServer(mgr ctrl.Manager, name, address string, h http.Handler) error {
 }
 
 // newServer listens on an address.
-func newServer(name, address string, h http.Handler) (*manager.Server, error) {
-	l, err := httplimit.Listen(address)
+func newServer(name, address string, h http.Handler, config *tls.Config) (*manager.Server, error) {
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	shutdown := time.Second // more than a probe or a scrape takes
-	return &manager.Server{Name: name, Server: httplimit.Server(h), Listener: l, ShutdownTimeout: &shutdown}, nil
+	l = netutil.LimitListener(l, connections)
+	if config != nil {
+		l = tls.NewListener(l, config)
+	}
+	shutdown := time.Second // more than a probe, a scrape or a review takes
+	return &manager.Server{Name: name, Listener: l, ShutdownTimeout: &shutdown, Server: &http.Server{
+		Handler: h, MaxHeaderBytes: 8 << 10,
+		ReadTimeout: requestWithin, WriteTimeout: answerWithin, IdleTimeout: idleFor,
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: requestsOfConnection,
+			MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
+	}}, nil
 }
 
 // gatherTimeout is how long a page of metrics may take, Prometheus' default scrape_timeout.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -203,25 +204,27 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		return err
 	}
 
-	// 3. What gates pods, where that is not for policies to do.
-	webhookNamespace := ""
-	if o.GateWebhook != nil {
-		webhookNamespace = o.Namespace
-		hooked, err = webhook.Add(mgr, webhook.Options{Namespace: o.Namespace, Port: o.GateWebhook.Port,
-			Given: o.GateWebhook.Given, Registry: metrics.Registry, Uninstalling: uninstalling})
-		if err != nil {
-			return err
-		}
-	}
-
-	// 4. Workloads, and PersistentPodStates for them.
+	// 3. Workloads, and PersistentPodStates for them.
 	workloads, err := cluster.NewWorkloads(mgr, o.CustomKinds)
 	if err != nil {
 		return err
 	}
-	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling, again, webhookNamespace)
+	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling, again)
 	if err != nil {
 		return err
+	}
+
+	// 4. What gates pods, where that is not for policies to do.
+	if o.GateWebhook != nil {
+		hook, err := webhook.New(mgr, webhook.Options{Namespace: o.Namespace, Given: o.GateWebhook.Given,
+			Registry: metrics.Registry, Recorded: records.Target, Uninstalling: uninstalling})
+		if err != nil {
+			return err
+		}
+		hooked = hook.Serves
+		if err := addServer(mgr, "webhook", ":"+strconv.Itoa(o.GateWebhook.Port), hook, hook.TLS); err != nil {
+			return err
+		}
 	}
 
 	// 5. What every replica follows.
@@ -266,8 +269,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		}
 		return nil
 	}
-	return errors.Join(addServer(mgr, "metrics", o.MetricsAddress, metricsHandler(metrics.Registry)),
-		addServer(mgr, "health", o.HealthAddress, healthHandler(synced)))
+	return errors.Join(addServer(mgr, "metrics", o.MetricsAddress, metricsHandler(metrics.Registry), nil),
+		addServer(mgr, "health", o.HealthAddress, healthHandler(synced), nil))
 }
 
 // addUninstall registers the loop that ungates all pods when stayput is uninstalled from a namespace, if one is given.

@@ -598,8 +598,7 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"gate=Auto",
 		"gate.mechanism=Sometimes",
 		"gate.webhook.port=1",
-		"gate.webhook.removeAfter=soon",
-		"gate.webhook.removeAfter=0s",
+		"gate.webhook.removeAfter=1h",
 		"gate.webhook.certManager.enabled=2",
 		"gate.webhook.certManager.issuerRef.nam=a",
 		"controller.hostNetwork=maybe",
@@ -1021,15 +1020,6 @@ func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
 			}
 			own := labels.Set{"kubernetes.io/metadata.name": "elsewhere"}
 			s, err := metav1.LabelSelectorAsSelector(w.NamespaceSelector)
-			if w.Name == home.GateWebhookRecorded { // the controller's, which an upgrade must leave alone
-				s = labels.Everything()
-				if w.NamespaceSelector != nil {
-					t.Errorf("%s: the chart has %v", name, w.NamespaceSelector)
-				}
-				if strings.Contains(w.MatchConditions[0].Expression, "request.namespace != 'elsewhere'") {
-					s = labels.Nothing()
-				}
-			}
 			if err != nil || s.Matches(own) {
 				t.Errorf("%s: %s is asked about the controller's own pods: %v", name, w.Name, err)
 			}
@@ -1070,7 +1060,7 @@ func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
 		service := find[corev1.Service](t, all, "Service", "stayput-gate")
 		pods := find[appsv1.Deployment](t, all, "Deployment", "stayput-controller").Spec.Template
 		if !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pods.Labels)) ||
-			!slices.Contains(pods.Spec.Containers[0].Args, "--gate-webhook") ||
+			!slices.Contains(pods.Spec.Containers[0].Args, "--gate-webhook") || pods.Spec.Containers[0].Lifecycle == nil ||
 			!slices.ContainsFunc(pods.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool {
 				return p.Name == service.Spec.Ports[0].TargetPort.String()
 			}) {
@@ -1135,70 +1125,6 @@ func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
 			t.Errorf("the controllers make the certificate: %q", args)
 		}
 	}
-}
-
-// What the controllers put in the webhook's place is what the chart does, and they may do nothing else.
-func TestTheWebhooksSuccessorsAreTheChartsPolicies(t *testing.T) {
-	const old, upgraded = "--kube-version=1.35.0", "--kube-version=1.36.0"
-	const name, later = "stayput-gate-policies", "stayput-controller-gate-later"
-	for _, values := range []string{
-		"pools: {enabled: true}", "agent: {enabled: false}", "gate: {webhook: {certManager: {enabled: true}}}",
-		"controller: {workloadKinds: [{group: example.com, version: v1, kind: Game, resource: games}]}",
-	} {
-		all := objects(t, "elsewhere", values, old)
-		plan := find[corev1.ConfigMap](t, all, "ConfigMap", name)
-		if plan == nil || plan.Data["removeAfter"] != "1h" {
-			t.Fatalf("%s: %+v", values, plan)
-		}
-		is, want := map[string]any{}, map[string]any{}
-		for text := range strings.SplitSeq(plan.Data["policies.yaml"], "---\n") {
-			if o := parsed(t, text); o != nil {
-				is[fmt.Sprint(o["kind"], o["metadata"])] = o
-			}
-		}
-		for _, d := range objects(t, "elsewhere", values, upgraded) {
-			if strings.HasPrefix(d.Kind, "MutatingAdmission") {
-				o := parsed(t, d.Text)
-				if d.Kind+" "+d.Name == "MutatingAdmissionPolicyBinding stayput-gate-recorded" {
-					// By a selector would take the right to list all ConfigMaps.
-					o["spec"].(map[string]any)["paramRef"] = map[string]any{"name": "stayput-gated-workloads",
-						"parameterNotFoundAction": "Allow"}
-				}
-				want[fmt.Sprint(o["kind"], o["metadata"])] = o
-			}
-		}
-		if !equality.Semantic.DeepEqual(is, want) || len(want) < 2 {
-			t.Errorf("%s: the controllers install %v, the chart %v", values, slices.Sorted(maps.Keys(is)),
-				slices.Sorted(maps.Keys(want)))
-		}
-		// A right to a name that no object can have, and otherwise to what is named.
-		for _, r := range find[rbacv1.ClusterRole](t, all, "ClusterRole", later).Rules {
-			switch right := fmt.Sprint(r.Resources, r.ResourceNames, r.Verbs); right {
-			case "[mutatingadmissionpolicies mutatingadmissionpolicybindings] " +
-				"[stayput-gate-annotated stayput-gate-recorded stayput-gate-pools stayput-default-pools] [create patch]",
-				"[mutatingwebhookconfigurations] [stayput-gate] [get delete]", "[configmaps] [*] [get]":
-			default:
-				t.Errorf("%s: the right %s", values, right)
-			}
-		}
-	}
-	for _, c := range [][]string{
-		{"{}", upgraded}, {"gate: {mechanism: Webhook}", old}, {`gate: {webhook: {removeAfter: ""}}`, old},
-		{"gate: {mechanism: Template}", old},
-	} {
-		for _, d := range objects(t, Namespace, c[0], c[1]) {
-			if d.Name == name || d.Name == later {
-				t.Errorf("%q: there is %s %s", c, d.Kind, d.Name)
-			}
-		}
-	}
-}
-
-// parsed is an object's text without comments and order; nil if it has only comments.
-func parsed(t *testing.T, text string) (object map[string]any) {
-	t.Helper()
-	must.Do(t, yaml.Unmarshal([]byte(text), &object))
-	return object
 }
 
 func TestEveryCapabilityHasAReason(t *testing.T) {

@@ -21,95 +21,62 @@ var withoutPolicies = []string{
 	"--disable-admission-plugins=MutatingAdmissionPolicy",
 }
 
-// By default the webhook goes by itself once the cluster has been upgraded: its successor is there before, every pod is
-// gated once at every moment, and Helm takes over what it finds.
-func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
+// After an upgrade of the cluster the webhook goes on gating pods. The first upgrade of the release brings the policies
+// beside it, the next one takes it away: at every moment each pod is gated, once.
+func TestPoliciesTakeTheWebhooksPlaceOnceTheReleaseIsUpgraded(t *testing.T) {
 	alone(t)
-	newer := append(slices.Clone(lab.WebhooksByEndpoint), "--endpoint-reconciler-type=lease")
-	older := slices.Concat(newer, withoutPolicies)
-	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: older})
-	values := map[string]any{
-		"gate":  map[string]any{"webhook": map[string]any{"removeAfter": "15s"}},
+	newer := lab.WebhooksByEndpoint
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: slices.Concat(newer, withoutPolicies)})
+	// As where the API server reaches no pods.
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: map[string]any{
 		"pools": map[string]any{"enabled": true},
-	}
-	const (
-		hook     = "mutatingwebhookconfiguration.admissionregistration.k8s.io/stayput-gate"
-		policies = 8 // with their bindings
-	)
-	for _, helm := range []string{"uninstalls", "upgrades"} {
-		if helm == "upgrades" { // and the API server reaches no pods, as with some providers
-			values["controller"] = map[string]any{
-				"hostNetwork": true, "ports": map[string]any{"gate": 19443}, "replicas": 1,
-				"updateStrategy": map[string]any{"type": "Recreate"},
-			}
-		}
-		must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: values}))
-		if is := gatingObjects(t, c); is != hook {
-			t.Fatalf("pods are gated by %s", is)
-		}
-		ns := namespace(t, c)
-		gatesSoon(t, c, ns)
-		allComeHome := func() {}
-		if helm == "uninstalls" { // once is enough
-			before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
-			recordedOnes := tilted(t, c, ns, lab.Workload{
-				Name: "node-only", Replicas: 4, Annotations: map[string]string{"stayput.io/home": "Required"},
-			})
-			recorded(t, c, ns, "node-only", recordedOnes)
-			allComeHome = func() {
-				deletePods(t, c, ns, "web")
-				comeHome(t, c, ns, "web", before)
-				until(t, "recorded pods to be gated", func(ctx context.Context) bool {
-					pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
-					return err == nil && len(pod.Spec.SchedulingGates) == 1
-				})
-				deletePods(t, c, ns, "node-only")
-				sameNodes(t, recordedOnes, places(t, c, ns, "node-only", len(recordedOnes), recordedOnes))
-			}
-		}
-
-		// Which pods of such a namespace are gated, only policies can tell.
-		pooling := namespace(t, c)
-		kubectl(t, c, "annotate", "namespace", pooling, "stayput.io/pools=some")
-		must.Do(t, c.ReconfigureAPIServer(testContext(t), newer...))
-		until(t, "the policies to be in force", func(ctx context.Context) bool {
-			pod, err := wouldBe(ctx, c, pooling, nil, nil)
-			return err == nil && isGated(pod)
-		})
-		watch := gatesAlways(t, c, ns)
-		if is := gatingObjects(t, c); strings.Count(is, "mutatingadmissionpolic") != policies || !strings.Contains(is, hook) {
-			t.Errorf("policies are in force, and pods are gated by %s", is)
-		}
-		until(t, "the webhook to go", func(context.Context) bool { return !strings.Contains(gatingObjects(t, c), hook) })
-		// The controllers of this release still serve a webhook. That nobody asks them any more does not disturb them.
-		must.Do(t, c.Controllers.Restart(testContext(t)))
-		t.Logf("%d pods would have been gated meanwhile", watch())
-		allComeHome()
-
-		if helm == "upgrades" {
-			watch := gatesAlways(t, c, ns)
-			must.Do(t, c.Upgrade(testContext(t), values))
-			t.Logf("%d pods would have been gated meanwhile", watch())
-			is := gatingObjects(t, c)
-			if strings.Count(is, "mutatingadmissionpolic") != policies || strings.Contains(is, hook) {
-				t.Errorf("after the upgrade of the release pods are gated by %s", is)
-			}
-			if left := kubectl(t, c, "get", "configmap,secret,role", "-n", lab.SystemNamespace, "-o", "name"); strings.
-				Contains(left, "stayput-gate-policies") || strings.Contains(left, "gate-later") {
-				t.Errorf("of the move there is left: %s", left)
-			}
-		}
-		said, err := c.Uninstall(testContext(t))
-		t.Log(said)
-		must.Do(t, err)
-		if is := gatingObjects(t, c); is != "" {
-			t.Errorf("left: %s", is)
-		}
-		if helm == "uninstalls" {
-			kubectl(t, c, "delete", "namespace", ns, pooling)
-			must.Do(t, c.ReconfigureAPIServer(testContext(t), older...))
+		"controller": map[string]any{
+			"hostNetwork": true, "ports": map[string]any{"gate": 19443}, "replicas": 1,
+			"updateStrategy": map[string]any{"type": "Recreate"},
+		},
+	}}))
+	const hook = "mutatingwebhookconfiguration.admissionregistration.k8s.io/stayput-gate"
+	gatedByThe := func(webhook bool, policies int, when string) {
+		t.Helper()
+		is := gatingObjects(t, c)
+		if strings.Contains(is, hook) != webhook || strings.Count(is, "mutatingadmissionpolic") != policies {
+			t.Errorf("%s pods are gated by %s", when, is)
 		}
 	}
+	gatedByThe(true, 0, "at first")
+	ns := namespace(t, c)
+	gatesSoon(t, c, ns)
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 6, Annotations: retain("10m")})
+	recordedOnes := tilted(t, c, ns, lab.Workload{
+		Name: "node-only", Replicas: 4, Annotations: map[string]string{"stayput.io/home": "Required"},
+	})
+	recorded(t, c, ns, "node-only", recordedOnes)
+
+	must.Do(t, c.ReconfigureAPIServer(testContext(t), newer...))
+	gatesSoon(t, c, ns)
+	gatedByThe(true, 0, "after the upgrade of the cluster")
+	watch := gatesAlways(t, c, ns)
+	const policies = 8 // with their bindings
+	must.Do(t, c.Upgrade(testContext(t), nil))
+	gatedByThe(true, policies, "after one upgrade of the release")
+	// Which pods of such a namespace are gated, only policies can tell.
+	pooling := namespace(t, c)
+	kubectl(t, c, "annotate", "namespace", pooling, "stayput.io/pools=some")
+	until(t, "the policies to be in force", func(ctx context.Context) bool {
+		pod, err := wouldBe(ctx, c, pooling, nil, nil)
+		return err == nil && isGated(pod)
+	})
+	must.Do(t, c.Upgrade(testContext(t), nil))
+	gatedByThe(false, policies, "after two")
+	t.Logf("%d pods would have been gated meanwhile", watch())
+	deletePods(t, c, ns, "web")
+	comeHome(t, c, ns, "web", before)
+	deletePods(t, c, ns, "node-only")
+	sameNodes(t, recordedOnes, places(t, c, ns, "node-only", len(recordedOnes), recordedOnes))
+	said, err := c.Uninstall(testContext(t))
+	t.Log(said)
+	must.Do(t, err)
+	gatedByThe(false, 0, "after the removal")
 }
 
 // From the webhook to policies and back: at every moment each pod is gated, once. One upgrade brings what gates pods

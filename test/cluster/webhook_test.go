@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -48,13 +47,6 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 		pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
 		return err == nil && len(pod.Spec.SchedulingGates) == 1
 	})
-	// The API server asks about them where there are some, also after an upgrade, and nowhere else.
-	must.Do(t, c.Upgrade(testContext(t), gatedBy("Webhook")))
-	for name, want := range map[string]bool{ns: true, "default": false, lab.SystemNamespace: false} {
-		if is := asksAboutRecorded(t, c, name); is != want {
-			t.Errorf("the webhook is asked about the pods of StatefulSets in namespace %s: %t", name, is)
-		}
-	}
 	deletePods(t, c, ns, "node-only")
 	sameNodes(t, recordedOnes, places(t, c, ns, "node-only", len(recordedOnes), recordedOnes))
 	// Others are not held up, and what others hold is held by both.
@@ -198,23 +190,6 @@ func trustedAuthority(t *testing.T, c *lab.Cluster) string {
 		}
 	}
 	return string(is.Webhooks[0].ClientConfig.CABundle)
-}
-
-// asksAboutRecorded reports whether the API server asks the webhook about pods in a namespace that may be recorded.
-func asksAboutRecorded(t *testing.T, c *lab.Cluster, namespace string) bool {
-	t.Helper()
-	is, err := c.Client().AdmissionregistrationV1().MutatingWebhookConfigurations().Get(testContext(t), "stayput-gate",
-		metav1.GetOptions{})
-	must.Do(t, err)
-	for _, w := range is.Webhooks {
-		if w.Name == "recorded.gate.stayput.io" {
-			selector, err := metav1.LabelSelectorAsSelector(w.NamespaceSelector)
-			must.Do(t, err)
-			return selector.Matches(labels.Set{corev1.LabelMetadataName: namespace})
-		}
-	}
-	t.Fatalf("no such webhook: %v", is.Webhooks)
-	return false
 }
 
 // ended returns a Secret's data with certificates that ended yesterday.

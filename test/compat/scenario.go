@@ -442,22 +442,23 @@ func (s *stage) upgrade(ctx context.Context) error {
 	return s.deletion(ctx)
 }
 
-// upgradeCluster upgrades the control plane under the nodes. By themselves the controllers then put policies in the
-// webhook's place.
+// upgradeCluster upgrades the control plane under the nodes. The webhook goes on gating pods until the release is
+// upgraded: once for the policies, and once more to take the webhook away.
 func (s *stage) upgradeCluster(ctx context.Context) error {
-	if err := s.Upgrade(ctx, map[string]any{
-		"gate": map[string]any{"webhook": map[string]any{"removeAfter": "10s"}},
-	}); err != nil {
-		return err
-	}
 	if err := s.UpgradeControlPlane(ctx); err != nil {
 		return err
 	}
+	if err := errors.Join(s.gatedAsWanted(ctx), s.gatesSoon(ctx)); err != nil {
+		return err
+	}
+	for range 2 {
+		if err := s.Upgrade(ctx, nil); err != nil {
+			return err
+		}
+	}
 	s.cell.gate = policies
-	if err := lab.Until(ctx, "policies to gate pods, and no webhook", func() (bool, error) {
-		return s.gatedAsWanted(ctx) == nil, nil
-	}); err != nil {
-		return errors.Join(err, s.gatedAsWanted(ctx))
+	if err := s.gatedAsWanted(ctx); err != nil {
+		return err
 	}
 	version, err := s.Client().Discovery().ServerVersion()
 	if err != nil {

@@ -1,23 +1,33 @@
-// Package hoard is a client of HTTP that keeps more connections than it needs.
+// Package hoard is a client of HTTP that keeps more connections than it needs. Only tests import it.
 package hoard
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"testing"
+	"time"
+
+	"github.com/stayput/stayput/test/must"
 )
 
-// Connections opens so many connections to an address, gets a path by each and keeps all of them alive. It returns by
-// how many it then gets another answer: how many the server keeps.
-func Connections(t *testing.T, address, path string, many int) (kept int) {
+// Connections checks that a server at an address keeps no more than so many connections: the next one is answered once
+// one of them is closed, and not before.
+func Connections(t *testing.T, address string, most int) {
 	t.Helper()
-	get := func(c net.Conn) error {
-		if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: stayput\r\n\r\n", path); err != nil {
-			return err
-		}
+	open := func() net.Conn {
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+		must.Do(t, err)
+		t.Cleanup(func() { c.Close() })
+		_, err = fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: stayput\r\n\r\n")
+		must.Do(t, err)
+		return c
+	}
+	answered := func(c net.Conn) error {
 		r, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
 			return err
@@ -26,22 +36,22 @@ func Connections(t *testing.T, address, path string, many int) (kept int) {
 		_, err = io.Copy(io.Discard, r.Body)
 		return err
 	}
-	var all []net.Conn
-	for i := range many {
-		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		if err := get(c); err != nil {
+	var first net.Conn
+	for i := range most {
+		c := open()
+		if err := answered(c); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
-		all = append(all, c)
-	}
-	for _, c := range all {
-		if get(c) == nil {
-			kept++
+		if first == nil {
+			first = c
 		}
 	}
-	return kept
+	next := open()
+	must.Do(t, next.SetReadDeadline(time.Now().Add(100*time.Millisecond))) // a server without limits answers within one
+	if err := answered(next); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("beside %d connections one more is answered: %v", most, err)
+	}
+	must.Do(t, next.SetReadDeadline(time.Time{}))
+	must.Do(t, first.Close())
+	must.Do(t, answered(next))
 }

@@ -52,10 +52,10 @@ knows the server's kinds where it speaks to one; otherwise, as with helm templat
 {{/*
 The version of the policies to install, and whether to install the webhook. While one takes the other's place both are
 there, for one release: a policy is in force only a second or two after it was made, a webhook once a controller serves
-it. What is gated already neither gates again. With laterVersion it is about the policies that take the webhook's place.
+it. What is gated already neither gates again.
 */}}
 {{- define "stayput.gatePolicies" -}}
-{{- $gate := .laterVersion | default (include "stayput.gate" .) -}}
+{{- $gate := include "stayput.gate" . -}}
 {{- if hasPrefix "v1" $gate -}}
 {{ $gate }}
 {{- else if and (eq $gate "Webhook") (not (include "stayput.webhookThere" .)) -}}
@@ -73,13 +73,6 @@ it. What is gated already neither gates again. With laterVersion it is about the
 {{- if eq $gate "Webhook" -}}
 true
 {{- else if and (hasPrefix "v1" $gate) (include "stayput.webhookThere" .) (not (include "stayput.policiesThere" $gate)) -}}
-true
-{{- end -}}
-{{- end }}
-
-{{/* Whether the controllers put policies in the webhook's place once every API server has them. */}}
-{{- define "stayput.gateLater" -}}
-{{- if and .Values.gate.webhook.removeAfter (ne .Values.gate.mechanism "Webhook") (include "stayput.gateWebhook" .) -}}
 true
 {{- end -}}
 {{- end }}
@@ -171,6 +164,11 @@ rules:
   operations: [CREATE]
   resources: [pods]
   scope: Namespaced
+namespaceSelector:
+  matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values: [{{ $.Release.Namespace }}]
 {{- end }}
 
 {{/* The variables of every container that speaks to the API server. */}}

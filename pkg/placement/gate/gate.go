@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -19,13 +18,18 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
+// ManagedLabel, with the value Managed, is on every pod that was gated: the write that adds the gate adds it too.
+const (
+	ManagedLabel = "stayput.io/managed"
+	Managed      = "true"
+)
+
 // Workloads is the ConfigMap of a namespace that lists the workloads whose pods are gated because a PersistentPodState
 // records them.
 const Workloads = "stayput-gated-workloads"
 
-// WorkloadsLabel is the label by which the admission policy finds that ConfigMap. Without it, as an earlier controller
-// wrote it, only the webhook does, and pods of recorded workloads start ungated until a leading controller, which does
-// so at its start, has added the label.
+// WorkloadsLabel is the label by which the admission policy finds that ConfigMap. Without it pods of recorded workloads start ungated until a leading
+// controller, which does so at its start, has added the label.
 const WorkloadsLabel = "stayput.io/gated-workloads"
 
 // WorkloadsKey is the one value of that ConfigMap, the parameter of the admission policy that gates the pods of
@@ -39,12 +43,6 @@ const WorkloadsKey = "workloads"
 
 // Line is a workload's in the ConfigMap.
 func Line(kind, group, name string) string { return kind + "." + group + "." + name }
-
-// Lists reports whether a ConfigMap of the name Workloads lists the owner of a pod.
-func Lists(list *corev1.ConfigMap, owner *metav1.OwnerReference) bool {
-	group, _, ok := strings.Cut(owner.APIVersion, "/")
-	return ok && strings.Contains(list.Data[WorkloadsKey], "\n"+Line(owner.Kind, group, owner.Name)+"\n")
-}
 
 // Remove ungates a pod; without the gate it does nothing. The patch's tests bind it to this pod and this gate: if
 // either has changed since pod was read, the error is Invalid or Conflict.

@@ -31,15 +31,11 @@ import (
 // gateEvery is how often the ConfigMap of a namespace is read again, in case it was changed.
 const gateEvery = 10 * time.Minute
 
-// everyNamespace is the request that is about none: whether there is anything to gate at all.
-const everyNamespace = ""
-
-// gating tells the admission policy, or the webhook, whose pods to gate.
+// gating tells the admission policy whose pods to gate. Where a webhook gates them, that is for the policies to come.
 type gating struct {
 	client client.Client
 	live   client.Reader // ConfigMaps are not cached: the controller may only read this one by name
 	kruise *openKruise
-	scope  *scope // nil if no webhook gates pods
 	// uninstalling reports whether stayput is being uninstalled.
 	uninstalling func() bool
 	// again delivers after stayput turned out to be still installed: others have deleted the ConfigMaps.
@@ -69,9 +65,6 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 			stateSpecMoved)),
 		c.Watch(source.TypedFunc[string](func(ctx context.Context,
 			queue workqueue.TypedRateLimitingInterface[string]) error {
-			if g.scope != nil {
-				queue.Add(everyNamespace)
-			}
 			go g.sayAgain(ctx, func() []string { return everyState(ctx, g.client, namespaceOf) }, queue.Add)
 			return nil
 		})),
@@ -102,7 +95,7 @@ func (g *gating) sayAgain(ctx context.Context, namespaces func() []string, enque
 	}
 }
 
-// Reconcile brings the ConfigMap of one namespace up to date, and then what the API server asks the webhook about.
+// Reconcile brings the ConfigMap of one namespace up to date.
 func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Result, error) {
 	if g.uninstalling() {
 		g.forget(namespace) // others delete it
@@ -111,10 +104,6 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	runs, err := g.kruise.runs()
 	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
-	}
-	if namespace == everyNamespace {
-		trusted, err := g.scope.update(ctx, g.namespaces)
-		return reconcile.Result{RequeueAfter: trusted}, err
 	}
 	var all kruisev1alpha1.PersistentPodStateList
 	if !runs {
@@ -130,14 +119,6 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	if is != lines {
 		if err := g.say(ctx, namespace, lines); err != nil {
 			return orLater(err)
-		}
-	}
-	if g.scope != nil {
-		covered, known := g.scope.covers(namespace)
-		if !known || covered != (lines != "") { // listing all is expensive
-			if _, err := g.scope.update(ctx, g.namespaces); err != nil {
-				return reconcile.Result{}, err
-			}
 		}
 	}
 	if lines == "" {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -30,10 +31,9 @@ type Records struct {
 
 // Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
 // with an error as soon as they can. leads reports whether this replica leads, uninstalling whether stayput is being
-// uninstalled; again delivers after it turned out not to be. webhookNamespace is the installation's namespace if a
-// webhook gates pods, empty if none does.
+// uninstalled; again delivers after it turned out not to be.
 func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool,
-	again <-chan struct{}, webhookNamespace string) (*Records, error) {
+	again <-chan struct{}) (*Records, error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
@@ -56,13 +56,24 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 		status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling,
 		again: again}
-	if webhookNamespace != "" {
-		gate.scope = &scope{client: mgr.GetClient(), live: mgr.GetAPIReader(), namespace: webhookNamespace}
-	}
 	return &Records{mgr.GetClient(), w, k}, errors.Join(
 		metrics.Registry.Register(newStateMetrics(mgr.GetClient(), leads)),
 		generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr),
 	)
+}
+
+// Target reports whether a PersistentPodState is for the workload that owns a pod, by what is cached: its pods are gated.
+// An error means that it is not known.
+func (r *Records) Target(ctx context.Context, namespace string, owner *metav1.OwnerReference) (bool, error) {
+	if r == nil {
+		return false, nil
+	}
+	runs, err := r.kruise.runs()
+	if err != nil || runs {
+		return false, err
+	}
+	all, err := statesOf(ctx, r.client, home.RefOf(owner.APIVersion, owner.Kind, namespace, owner.Name))
+	return len(all) > 0, err
 }
 
 // Of returns what is recorded of a pod, nil if nothing is, as always while OpenKruise runs. An error means that it is

@@ -1,22 +1,24 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/placement/gate"
@@ -36,27 +38,54 @@ func aPod(change ...func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-// gates returns the gates of a pod as the API server has it after a handler's answer.
-func gates(t *testing.T, of *corev1.Pod, handle admission.HandlerFunc) (names []string) {
+// nothing is a cluster that records no workload.
+func nothing() Options {
+	return Options{
+		Recorded:     func(context.Context, string, *metav1.OwnerReference) (bool, error) { return false, nil },
+		Uninstalling: func() bool { return false },
+	}
+}
+
+// ask posts a body to a path of the webhook.
+func ask(o Options, path string, body io.Reader) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	newHandler(o).ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, body))
+	return w
+}
+
+// admitted returns a pod as the API server has it after the webhook's answer.
+func admitted(t *testing.T, o Options, path string, of *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	raw, err := json.Marshal(of)
 	must.Do(t, err)
-	is := handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-		Namespace: of.Namespace, Object: runtime.RawExtension{Raw: raw},
+	body, err := json.Marshal(admissionv1.AdmissionReview{Request: &admissionv1.AdmissionRequest{
+		UID: "asked", Namespace: of.Namespace, Object: apiruntime.RawExtension{Raw: raw},
 	}})
-	if !is.Allowed {
-		t.Fatalf("it refuses the pod: %+v", is.Result)
+	must.Do(t, err)
+	w := ask(o, path, bytes.NewReader(body))
+	var review admissionv1.AdmissionReview
+	if err := json.Unmarshal(w.Body.Bytes(), &review); err != nil || w.Code != http.StatusOK {
+		t.Fatalf("answered by %d %s: %v", w.Code, w.Body, err)
 	}
-	if len(is.Patches) > 0 {
-		ops, err := json.Marshal(is.Patches)
-		must.Do(t, err)
-		patch, err := jsonpatch.DecodePatch(ops)
+	is := review.Response
+	if review.Kind != "AdmissionReview" || review.APIVersion != "admission.k8s.io/v1" || is.UID != "asked" || !is.Allowed {
+		t.Fatalf("answered by %s", w.Body)
+	}
+	if len(is.Patch) > 0 {
+		if *is.PatchType != admissionv1.PatchTypeJSONPatch {
+			t.Errorf("a patch of type %s", *is.PatchType)
+		}
+		patch, err := jsonpatch.DecodePatch(is.Patch)
 		must.Do(t, err)
 		raw, err = patch.Apply(raw)
 		must.Do(t, err)
 	}
-	var pod corev1.Pod
-	must.Do(t, json.Unmarshal(raw, &pod))
+	pod := &corev1.Pod{}
+	must.Do(t, json.Unmarshal(raw, pod))
+	return pod
+}
+
+func gatesOf(pod *corev1.Pod) (names []string) {
 	for _, g := range pod.Spec.SchedulingGates {
 		names = append(names, g.Name)
 	}
@@ -82,19 +111,36 @@ func TestAPodIsGatedOnceAndOnlyIfItCanBe(t *testing.T) {
 		"one with a node":                {pod: aPod(func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })},
 		"a pod during an uninstallation": {pod: aPod(), uninstalling: true},
 	} {
-		g := &gater{uninstalling: func() bool { return c.uninstalling }}
-		if is := gates(t, c.pod, g.always); !slices.Equal(is, c.want) {
+		o := nothing()
+		o.Uninstalling = func() bool { return c.uninstalling }
+		if is := gatesOf(admitted(t, o, Path, c.pod)); !slices.Equal(is, c.want) {
 			t.Errorf("%s has the gates %q, want %q", name, is, c.want)
 		}
 	}
 }
 
-func TestAPodIsGatedIfItsWorkloadIsRecorded(t *testing.T) {
-	list := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: gate.Workloads},
-		Data:       map[string]string{gate.WorkloadsKey: "\nGame.example.com.web\nStatefulSet.apps.web\n"},
+func TestAGatedPodIsLabelledInTheSameWrite(t *testing.T) {
+	for name, labels := range map[string]map[string]string{
+		"without labels": nil, "with labels": {"app": "web"}, "with another value": {"app": "web", gate.ManagedLabel: "no"},
+	} {
+		is := admitted(t, nothing(), Path, aPod(func(p *corev1.Pod) { p.Labels = labels }))
+		if is.Labels[gate.ManagedLabel] != gate.Managed || is.Labels["app"] != labels["app"] {
+			t.Errorf("a pod %s has the labels %v", name, is.Labels)
+		}
 	}
-	reader := fake.NewClientBuilder().WithObjects(list).Build()
+	if is := admitted(t, nothing(), RecordedPath, aPod()); is.Labels != nil {
+		t.Errorf("a pod that is not gated has the labels %v", is.Labels)
+	}
+}
+
+func TestAPodIsGatedIfItsWorkloadIsRecorded(t *testing.T) {
+	o := nothing()
+	o.Recorded = func(ctx context.Context, namespace string, w *metav1.OwnerReference) (bool, error) {
+		if _, limited := ctx.Deadline(); !limited {
+			t.Error("it may take for ever")
+		}
+		return namespace == "shop" && w.APIVersion == "apps/v1" && w.Kind == "StatefulSet" && w.Name == "web", nil
+	}
 	owned := func(change func(*metav1.OwnerReference)) *corev1.Pod {
 		return aPod(func(p *corev1.Pod) { change(&p.OwnerReferences[0]) })
 	}
@@ -102,36 +148,110 @@ func TestAPodIsGatedIfItsWorkloadIsRecorded(t *testing.T) {
 		pod  *corev1.Pod
 		want bool
 	}{
-		"recorded":                        {aPod(), true},
-		"of another version of its group": {owned(func(o *metav1.OwnerReference) { o.APIVersion = "apps/v2" }), true},
-		"of another name":                 {owned(func(o *metav1.OwnerReference) { o.Name = "we" }), false},
-		"of another group":                {owned(func(o *metav1.OwnerReference) { o.APIVersion = "a.io/v1" }), false},
-		"of the core group":               {owned(func(o *metav1.OwnerReference) { o.APIVersion = "v1" }), false},
-		"not controlled":                  {owned(func(o *metav1.OwnerReference) { o.Controller = nil }), false},
-		"of another namespace":            {aPod(func(p *corev1.Pod) { p.Namespace = "other" }), false},
+		"recorded":             {aPod(), true},
+		"of another name":      {owned(func(o *metav1.OwnerReference) { o.Name = "we" }), false},
+		"not controlled":       {owned(func(o *metav1.OwnerReference) { o.Controller = nil }), false},
+		"of another namespace": {aPod(func(p *corev1.Pod) { p.Namespace = "other" }), false},
 	} {
-		g := &gater{reader: reader, uninstalling: func() bool { return false }}
-		if is := gates(t, c.pod, g.ifRecorded); (len(is) == 1) != c.want {
+		if is := gatesOf(admitted(t, o, RecordedPath, c.pod)); (len(is) == 1) != c.want {
 			t.Errorf("a pod %s has the gates %q", name, is)
 		}
 	}
 }
 
-// The API server then lets the pod in: its failurePolicy is Ignore.
-func TestWhatCannotBeReadIsAnError(t *testing.T) {
-	broken := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{Get: func(context.Context, client.WithWatch,
-		client.ObjectKey, client.Object, ...client.GetOption) error {
-		return errors.New("away")
-	}}).Build()
-	raw, err := json.Marshal(aPod())
-	must.Do(t, err)
-	g := &gater{reader: broken, uninstalling: func() bool { return false }}
-	for body, code := range map[string]int32{string(raw): http.StatusInternalServerError, "{": http.StatusBadRequest} {
-		is := g.ifRecorded(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-			Object: runtime.RawExtension{Raw: []byte(body)},
-		}})
-		if is.Allowed || is.Result.Code != code {
-			t.Errorf("%.20s is answered by %+v, want %d", body, is.Result, code)
+// By such a status the API server lets the pod in, since the failurePolicy is Ignore. An answer that does not allow the
+// pod would refuse it.
+func TestWhatCannotBeDecidedIsNotAnswered(t *testing.T) {
+	unknown := nothing()
+	unknown.Recorded = func(context.Context, string, *metav1.OwnerReference) (bool, error) {
+		return false, errors.New("unknown yet whether OpenKruise is running")
+	}
+	owned := `{"request":{"object":{"metadata":{"ownerReferences":[{"controller":true}]}}}}`
+	for name, c := range map[string]struct {
+		body string
+		code int
+	}{
+		"a workload of which nothing is known": {owned, http.StatusInternalServerError},
+		"not a review":                         {"[]", http.StatusBadRequest},
+		"half a review":                        {owned[:40], http.StatusBadRequest},
+		"a review without a request":           {"{}", http.StatusBadRequest},
+		"one with thousands of owners": {strings.Replace(owned, "[", "["+strings.Repeat("{},", listMost/3), 1),
+			http.StatusBadRequest},
+		"one beyond any pod": {`{"request":{"uid":"` + strings.Repeat("x", bodyMost) + `"}}`, http.StatusBadRequest},
+	} {
+		if w := ask(unknown, RecordedPath, strings.NewReader(c.body)); w.Code != c.code {
+			t.Errorf("%s is answered by %d %s, want %d", name, w.Code, w.Body, c.code)
 		}
 	}
+}
+
+// Such a request, of as many bytes as one may have, took 1.3 GiB when pods were decoded as a whole.
+func TestARequestOfManySmallPartsTakesLittleMemory(t *testing.T) {
+	for name, around := range map[string][2]string{
+		"containers":      {`"object":{"spec":{"containers":[{}`, `]}}`},
+		"tolerations":     {`"object":{"spec":{"tolerations":[{}`, `]}}`},
+		"terms":           {`"object":{"spec":{"affinity":{"nodeAffinity":{"x":{"nodeSelectorTerms":[{}`, `]}}}}}`},
+		"owners":          {`"object":{"metadata":{"ownerReferences":[{}`, `]}}`},
+		"gates":           {`"object":{"spec":{"schedulingGates":[{}`, `]}}`},
+		"managed fields":  {`"object":{"metadata":{"managedFields":[{}`, `]}}`},
+		"groups of users": {`"userInfo":{"groups":[{}`, `]}`},
+		"other fields":    {`"options":[{}`, `]`},
+	} {
+		head, foot := `{"request":{`+around[0], around[1]+"}}"
+		body := head + strings.Repeat(",{}", (bodyMost-len(head)-len(foot))/3) + foot
+		for _, path := range []string{Path, RecordedPath} {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			ask(nothing(), path, strings.NewReader(body))
+			runtime.ReadMemStats(&after)
+			if took := after.TotalAlloc - before.TotalAlloc; took > 8*bodyMost {
+				t.Errorf("%d KiB of %s at %s took %d KiB", len(body)>>10, name, path, took>>10)
+			}
+		}
+	}
+}
+
+func TestTwoLargeRequestsAreReadAtATimeAndSmallOnesBeside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHandler(nothing())
+		begin := func(body io.Reader) <-chan int {
+			code := make(chan int, 1)
+			go func() {
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, Path, body))
+				code <- w.Code
+			}()
+			synctest.Wait()
+			return code
+		}
+		small := `{"request":{}}`
+		large := small + strings.Repeat(" ", bodySmall)
+		var ends []*io.PipeWriter
+		var slow []<-chan int
+		for range largeBodies {
+			body, send := io.Pipe()
+			slow = append(slow, begin(body))
+			_, err := io.WriteString(send, large)
+			must.Do(t, err)
+			ends = append(ends, send)
+		}
+		synctest.Wait()
+		waits := begin(strings.NewReader(large))
+		if code := <-begin(strings.NewReader(small)); code != http.StatusOK {
+			t.Errorf("a small one is answered by %d", code)
+		}
+		if code := <-waits; code != http.StatusServiceUnavailable { // after answerWithin
+			t.Errorf("one more large one is answered by %d", code)
+		}
+		waits = begin(strings.NewReader(large))
+		for i, end := range ends {
+			must.Do(t, end.Close())
+			if code := <-slow[i]; code != http.StatusOK {
+				t.Errorf("a slow one is answered by %d", code)
+			}
+		}
+		if code := <-waits; code != http.StatusOK {
+			t.Errorf("the next one is answered by %d", code)
+		}
+	})
 }
