@@ -160,7 +160,7 @@ calico-ipam: ## clusters of Calico alone, with its own IPAM: 50 min, and 10 more
 long: ## cluster tests that make test leaves out: upgrades, a thousand pods, policies after the webhook, Kruise's and Spiderpool's words
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
-		-run 'Upgrade|ManyPodsAtOnce|PodWithoutRoom|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet'
+		-run 'Upgrade|ManyPodsAtOnce|PodWithoutRoom|PoliciesTakeTheWebhook|PoliciesAndBack|OpenKruisesDefinition|SpiderpoolsStatefulSet|SetsVersionsBack'
 
 multus: ## retained addresses and those of pools behind multus, thin and thick, on a cluster; 6 min
 	$(GO) run ./test/lab/cmd/labbuild

@@ -262,7 +262,12 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		return err
 	}
 
-	// 7. Metrics and health.
+	// 7. The end of the process, once what the caches have is from before a restore.
+	if err := mgr.Add(restoreWatch{mgr.GetAPIReader(), o.Log}); err != nil {
+		return err
+	}
+
+	// 8. Metrics and health.
 	synced := func(r *http.Request) error {
 		if !filled(r.Context()) {
 			return errors.New("caches have not synced yet")
