@@ -147,28 +147,20 @@ func referenceTo(kind schema.GroupVersionKind, name string) stayputv1alpha1.Work
 
 // poll returns nil if a workload of a kind that is not watched exists.
 func (t *Workloads) poll(ctx context.Context, kind schema.GroupVersionKind, ref home.Ref) error {
-	t.mu.Lock()
-	said, ok := t.polled[ref]
-	t.mu.Unlock()
-	if ok && time.Since(said.at) < pollEvery {
-		return said.err
+	if said, ok := t.polled.Get(ref); ok {
+		return said.(polled).err
 	}
 	o := &metav1.PartialObjectMetadata{}
 	o.SetGroupVersionKind(kind)
 	err := t.live.Get(ctx, ref.Key(), o)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.polled, ref)
 	switch {
-	case err == nil:
-		t.polled[ref] = polled{at: time.Now()}
 	case Absent(err):
 		return ErrGone
-	default:
+	case err != nil:
 		err = fmt.Errorf("reading %s: %w", ref, err)
-		if apierrors.IsForbidden(err) {
-			t.polled[ref] = polled{time.Now(), err}
-		}
+	}
+	if err == nil || apierrors.IsForbidden(err) {
+		t.polled.Set(ref, polled{err}, pollEvery)
 	}
 	return err
 }

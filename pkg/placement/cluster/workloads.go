@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -132,15 +133,12 @@ type Workloads struct {
 	watchers    []func(Kind) error
 	subscribers []func(schema.GroupKind)
 	scales      map[home.Ref]scale
-	polled      map[home.Ref]polled
+	polled      *utilcache.Expiring // by home.Ref, a [polled]
 	others      map[home.Ref]otherMaker
 }
 
 // polled is what the API server said of a workload of a kind that is not watched: nil, that it exists.
-type polled struct {
-	at  time.Time
-	err error
-}
+type polled struct{ err error }
 
 // pollEvery is how long that is good for: less than a minute, after which the addresses of its pods ask again.
 const pollEvery = 30 * time.Second
@@ -187,7 +185,7 @@ func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.Disco
 	custom ...schema.GroupVersionKind) *Workloads {
 	t := &Workloads{
 		cache: c, live: live, client: cl, discovery: d, every: LookupEvery,
-		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{}, polled: map[home.Ref]polled{},
+		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{}, polled: utilcache.NewExpiring(),
 		others: map[home.Ref]otherMaker{},
 	}
 	for _, gvk := range custom {
