@@ -224,19 +224,48 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 	if err != nil {
 		return nil, err
 	}
-	var stdout, stderr bytes.Buffer
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stdout, stderr := answer{left: longestAnswer, tooLong: cancel}, answer{left: longestError, tooLong: cancel}
 	streams := remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}
 	if stdin != nil {
 		streams.Stdin = bytes.NewReader(stdin)
 	}
-	if err := executor.StreamWithContext(ctx, streams); err != nil {
-		if refused != nil && strings.HasPrefix(err.Error(), "unable to upgrade connection") {
-			return nil, refused // the fallback was refused too, but its error does not say so by its type
-		}
-		if said := strings.TrimSpace(stderr.String()); said != "" {
-			return nil, fmt.Errorf("%w: %s", err, said)
-		}
+	err = executor.StreamWithContext(ctx, streams)
+	switch said := strings.TrimSpace(stderr.text.String()); {
+	case errors.Is(context.Cause(ctx), errLongAnswer):
+		return nil, errLongAnswer
+	case err == nil:
+		return stdout.text.Bytes(), nil
+	case refused != nil && strings.HasPrefix(err.Error(), "unable to upgrade connection"):
+		return nil, refused // the fallback was refused too, but its error does not say so by its type
+	case said != "":
+		return nil, fmt.Errorf("%w: %s", err, said)
+	default:
 		return nil, err
 	}
-	return stdout.Bytes(), nil
+}
+
+// Bounds of what is read of a node's answer, in bytes: a node is trusted less than the person who asks it.
+const (
+	longestAnswer = 64 << 20
+	longestError  = 16 << 10
+)
+
+// errLongAnswer says that a node answered with more than that.
+var errLongAnswer = errors.New("the answer is too long")
+
+// answer is a stream of a node's answer. Once more is written to it than it has left, it calls tooLong.
+type answer struct {
+	text    bytes.Buffer
+	left    int
+	tooLong context.CancelCauseFunc
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	if a.left -= len(p); a.left < 0 {
+		a.tooLong(errLongAnswer)
+		return 0, errLongAnswer
+	}
+	return a.text.Write(p)
 }
