@@ -143,6 +143,8 @@ type Served struct {
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`
 	Gateways []netip.Addr   `json:"gateways,omitempty"`
 	More     bool           `json:"more,omitempty"`
+	// Spiderpool says that pods ask for addresses of the pools by Spiderpool's annotations, too.
+	Spiderpool bool `json:"spiderpool,omitempty"`
 }
 
 // InPool reports whether an address can be one of a pool.

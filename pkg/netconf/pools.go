@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
@@ -14,11 +15,13 @@ import (
 //	  "gateway":"10.6.0.1","routes":[{"dst":"10.9.0.0/16","gw":"10.6.0.2"}],"last":"node-2","guard":"…"}]
 const AnnotationAddresses = "stayput.io/addresses"
 
-// poolAnnotations are the annotations by which a pod asks for addresses of pools, unless they are empty: ours, and
-// those of Spiderpool, also if the controller can only say that they are not supported.
-var poolAnnotations = [...]string{
-	"stayput.io/pools", "ipam.spidernet.io/ippool", "ipam.spidernet.io/ippools", "ipam.spidernet.io/subnet",
-	"ipam.spidernet.io/subnets",
+// annotationPools is the annotation by which a pod asks for addresses of pools, unless it is empty.
+const annotationPools = "stayput.io/pools"
+
+// spiderpoolAnnotations are those by which a pod asks Spiderpool for addresses. Some of them the controller can only
+// refuse.
+var spiderpoolAnnotations = [...]string{
+	"ipam.spidernet.io/ippool", "ipam.spidernet.io/ippools", "ipam.spidernet.io/subnet", "ipam.spidernet.io/subnets",
 }
 
 // configSource is kubelet's annotation that says where a pod comes from: "api", or a file or URL for a static pod.
@@ -30,6 +33,9 @@ type Pools struct {
 	Text string
 	// Asked says that the pod asks for addresses of pools, maybe for another interface.
 	Asked bool
+	// AskedSpiderpool says that it does so by Spiderpool's annotations. They count only in a cluster that says so
+	// (mailbox.Served): elsewhere they are Spiderpool's own, or left over.
+	AskedSpiderpool bool
 	// Network says that the network has no other addresses.
 	Network bool
 	// Static says that kubelet has the pod from a file or a URL. The cluster can give no address to such a pod.
@@ -51,12 +57,14 @@ func (c *Config) Pools() (p Pools, err error) {
 			return p, fmt.Errorf("annotation %s: expected a list of addresses in JSON, as the controller writes it",
 				AnnotationAddresses)
 		}
-		p.Text, p.Asked = s, true
+		p.Text = s
 	}
-	for _, key := range poolAnnotations {
+	asks := func(key string) bool {
 		v, there := o.m[key]
-		p.Asked = p.Asked || there && v != ""
+		return there && v != ""
 	}
+	p.Asked = p.Text != "" || asks(annotationPools)
+	p.AskedSpiderpool = slices.ContainsFunc(spiderpoolAnnotations[:], asks)
 	source, _ := o.m[configSource].(string)
 	p.Static = source != "" && source != "api"
 	return p, nil

@@ -29,7 +29,12 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	case err != nil:
 		return pooled{}, configError(err)
 	case !said.Asked && !said.Network:
-		return pooled{}, nil
+		asked, cerr := c.askedSpiderpool(said)
+		if !asked {
+			return pooled{}, cerr
+		}
+	}
+	switch {
 	case args.noPod != nil:
 		return pooled{}, errorf(codeInvalidEnv, "%v", args.noPod)
 	case args.pod.Name == "":
@@ -67,6 +72,18 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	return p, nil
 }
 
+// askedSpiderpool reports whether the pod asks for addresses of pools by Spiderpool's annotations, and they count here.
+func (c *call) askedSpiderpool(said netconf.Pools) (bool, *Error) {
+	if !said.AskedSpiderpool {
+		return false, nil
+	}
+	served, err := c.mailbox().Served()
+	if err != nil {
+		return false, errorf(codeTryAgain, "reading what the agent of this node reported about the cluster's pools: %v", err)
+	}
+	return served != nil && served.Spiderpool, nil
+}
+
 // believe reads what the attachment gets: from the annotation, if it names the guard under which only the controller
 // can have written it, or if the agent has confirmed it; else from the agent's file. source says which. The agent must
 // have said that the cluster has pools: without pools, nothing may guard the annotation, or no controller may serve
@@ -98,7 +115,11 @@ func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source st
 		switch {
 		case err != nil:
 			return source, errorf(codeTryAgain, "%v", err)
-		case p.text == "" && (told == "" || served == nil || served.None):
+		case p.text == "" && (served == nil || served.None):
+			return source, errorf(codeTryAgain, "pod %s has no addresses of its pools: the agent of this node has reported no "+
+				"pools in the cluster. Create the pools, with pools.enabled, and check that the agent is running, or remove "+
+				"what requests them: annotation stayput.io/pools, or ipam.pools", pod)
+		case p.text == "" && told == "":
 			return source, errorf(codeTryAgain, "pod %s has no addresses of its pools yet: see the events of the pod, and "+
 				"check that the agent of this node is running", pod)
 		case p.text == "":

@@ -198,7 +198,7 @@ func (c *call) connected(addrs []netip.Addr) *Error {
 // the pod, and may be earlier.
 func (c *call) given() ([]netconf.PoolAddress, error) {
 	said, err := c.conf.Pools()
-	if err != nil || !said.Asked && !said.Network {
+	if err != nil || !said.Asked && !said.AskedSpiderpool && !said.Network {
 		return nil, err
 	}
 	source, text := "annotation "+netconf.AnnotationAddresses, said.Text

@@ -300,12 +300,12 @@ func (s *story) given(ts *testscript.TestScript, file string) string {
 	return string(b)
 }
 
-// serves [none | guard=GUARD] [gateway=ADDRESS] [SUBNET...]
+// serves [none | guard=GUARD] [gateway=ADDRESS] [spiderpool=on] [SUBNET...]
 func servesWord(ts *testscript.TestScript, neg bool, args []string) {
 	noNeg(ts, neg)
 	s := storyOf(ts)
-	args, opts := options(ts, args, "guard", "gateway")
-	is := mailbox.Served{Guard: "guard-1", More: len(args) == 0}
+	args, opts := options(ts, args, "guard", "gateway", "spiderpool")
+	is := mailbox.Served{Guard: "guard-1", More: len(args) == 0, Spiderpool: opts["spiderpool"] == "on"}
 	if guard, ok := opts["guard"]; ok {
 		is.Guard = guard
 	}

@@ -312,7 +312,7 @@ func (f *follower) putServedLocked(was *mailbox.Served) error {
 		return nil
 	}
 	now := mailbox.Served{Version: 1, Guard: pools.Guard, Subnets: pools.Subnets, Gateways: pools.Gateways,
-		More: pools.More}
+		More: pools.More, Spiderpool: pools.Spiderpool}
 	if was != nil && reflect.DeepEqual(*was, now) {
 		return nil
 	}

@@ -45,7 +45,7 @@ func (c *announcer) announces(ctx context.Context) {
 		}
 		err := c.readGuard(ctx)
 		c.mu.Lock()
-		are, known := c.hasLocked(), c.served == idle || c.served == serving
+		are, known := c.hasLocked(), (c.served == idle || c.served == serving) && c.words != unknown
 		c.unlock()
 		if !known || are == (has{}) && none {
 			continue

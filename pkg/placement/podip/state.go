@@ -134,7 +134,7 @@ type has struct {
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
-	served := stayputv1alpha1.ServedPools{Guard: c.guard}
+	served := stayputv1alpha1.ServedPools{Guard: c.guard, Spiderpool: c.words == serving}
 	known := c.session != nil && c.session.ready // which PodIPs there are
 	var calico []string
 	for _, o := range c.pools {
@@ -331,6 +331,9 @@ func (c *state) setWords(count bool) {
 	was := c.words
 	if c.words = off; count {
 		c.words = serving
+	}
+	if was != c.words {
+		c.announce()
 	}
 	switch {
 	case was == unknown:

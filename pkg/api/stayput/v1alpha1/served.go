@@ -20,6 +20,8 @@ type ServedPools struct {
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`
 	Gateways []netip.Addr   `json:"gateways,omitempty"`
 	More     bool           `json:"more,omitempty"`
+	// Spiderpool says that pods ask for addresses of the pools by Spiderpool's annotations, too.
+	Spiderpool bool `json:"spiderpool,omitempty"`
 }
 
 // MostServed is how many subnets, and how many gateways, a [ServedPools] has at most: an annotation is small.
