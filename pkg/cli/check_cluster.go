@@ -58,7 +58,7 @@ func checkCluster(ctx context.Context, k client.Client, namespace string, now ti
 	}
 	return slices.Concat(
 		checkDefinitions(ctx, k), policies, checkLeader(ctx, k, namespace, now),
-		checkGated(ctx, k, now), checkPools(ctx, k, now),
+		checkPending(ctx, k, now), checkPools(ctx, k, now),
 	)
 }
 
@@ -162,12 +162,65 @@ func staleLease(l *coordinationv1.Lease, now time.Time) string {
 // gateSlack is how long after its home-wait a pod may still be gated: the controller may have changed meanwhile.
 const gateSlack = 30 * time.Second
 
-func checkGated(ctx context.Context, k client.Client, now time.Time) []Finding {
-	f := findings{check: "gated pods"}
+// checkPending finds the pods that wait too long to be placed, and those that their nodes cannot start.
+func checkPending(ctx context.Context, k client.Client, now time.Time) []Finding {
 	var pods corev1.PodList
 	if err := k.List(ctx, &pods, client.MatchingFields{"status.phase": string(corev1.PodPending)}); err != nil {
+		return (&findings{check: "gated pods"}).unread(err)
+	}
+	return append(checkGated(pods, now), checkSandboxes(ctx, k, pods, now)...)
+}
+
+// sandboxSlack is how long the sandbox of a pod may fail: a predecessor's end, or an agent's word, is waited for.
+const sandboxSlack = time.Minute
+
+// checkSandboxes finds the pods whose sandboxes kubelet cannot make, by its Events: their network may be what fails.
+func checkSandboxes(ctx context.Context, k client.Client, pods corev1.PodList, now time.Time) []Finding {
+	f := findings{check: "pod sandboxes"}
+	starting := map[types.UID]bool{}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue
+		})
+		if p.Spec.NodeName != "" && p.DeletionTimestamp == nil && !ready {
+			starting[p.UID] = true
+		}
+	}
+	if len(starting) == 0 {
+		return nil
+	}
+	var events corev1.EventList
+	if err := k.List(ctx, &events, client.MatchingFields{"reason": "FailedCreatePodSandBox"}); err != nil {
 		return f.unread(err)
 	}
+	// Each try has an Event of its own, since its text names the sandbox.
+	first, last := map[types.UID]time.Time{}, map[types.UID]*corev1.Event{}
+	for i := range events.Items {
+		e := &events.Items[i]
+		uid := e.InvolvedObject.UID
+		if was, known := first[uid]; !known || began(e).Before(was) {
+			first[uid] = began(e)
+		}
+		if was := last[uid]; was == nil || happened(was).Before(happened(e)) {
+			last[uid] = e
+		}
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		fails := now.Sub(first[p.UID])
+		if !starting[p.UID] || last[p.UID] == nil || fails < sandboxSlack {
+			continue
+		}
+		f.fail(fmt.Sprintf("pod %s/%s on %s has not started for %s: %s", p.Namespace, p.Name, p.Spec.NodeName,
+			duration.HumanDuration(fails), last[p.UID].Message),
+			fmt.Sprintf("kubectl -n %s describe pod %s shows all of its Events", p.Namespace, p.Name))
+	}
+	return f.all
+}
+
+func checkGated(pods corev1.PodList, now time.Time) []Finding {
+	f := findings{check: "gated pods"}
 	waiting := 0
 	for i := range pods.Items {
 		p := &pods.Items[i]

@@ -18,6 +18,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -431,5 +434,44 @@ func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
 	}
 	if f := checkShares(t.Context(), aCluster(nothing), DefaultNamespace, []looked{aLook(promised("a"))}); len(f) > 0 {
 		t.Errorf("without agents: %+v", f)
+	}
+}
+
+func TestAPodWhoseSandboxFailsIsFound(t *testing.T) {
+	const why = `plugin type="bridge" failed (add): "cni0" already has an IP address different from 10.244.1.1/24`
+	pod := func(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
+			Spec: corev1.PodSpec{NodeName: "node-1"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+		for _, c := range change {
+			c(p)
+		}
+		return p
+	}
+	fails := func(name string, since time.Duration) *corev1.Event {
+		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name + "." + since.String()},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: name, UID: types.UID(name)},
+			Reason:         "FailedCreatePodSandBox", Message: why + " after " + since.String(),
+			FirstTimestamp: metav1.NewTime(noon.Add(-since)), LastTimestamp: metav1.NewTime(noon.Add(-since))}
+	}
+	started := func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue}}
+	}
+	k := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		pod("web-0"), fails("web-0", 2*time.Minute), fails("web-0", time.Second), pod("soon"), fails("soon", time.Second),
+		pod("started", started), fails("started", time.Hour), pod("nowhere", func(p *corev1.Pod) { p.Spec.NodeName = "" }),
+		fails("gone", time.Hour), pod("pulls")).
+		WithIndex(&corev1.Pod{}, "status.phase", func(o client.Object) []string {
+			return []string{string(o.(*corev1.Pod).Status.Phase)}
+		}).
+		WithIndex(&corev1.Event{}, "reason", func(o client.Object) []string { return []string{o.(*corev1.Event).Reason} }).
+		Build()
+	var got []string
+	for _, f := range checkPending(t.Context(), k, noon) {
+		if f.Check == "pod sandboxes" {
+			got = append(got, string(f.Level)+" "+f.Text)
+		}
+	}
+	if want := "FAIL pod default/web-0 on node-1 has not started for 2m: " + why + " after 1s"; len(got) != 1 || got[0] != want {
+		t.Errorf("found %q, want %q", got, want)
 	}
 }

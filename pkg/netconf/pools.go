@@ -184,6 +184,46 @@ func (c *Config) MainPlugin() (p MainPlugin, err error) {
 	return p, err
 }
 
+// ParseOnLink is [Config.OnLink] of the configuration of a main plugin alone.
+func ParseOnLink(data []byte) error {
+	o, err := parseObject(data)
+	if err != nil {
+		return err
+	}
+	return (&Config{root: o}).OnLink()
+}
+
+// OnLink returns why pods of the main plugin are on no link that nodes share, nil if they are, as far as the
+// configuration says. An address of mode L2 would answer on its own node alone there. And bridge and ptp would give the
+// node the pool's gateway as an address of its own, though another machine has it: the node loses what it reaches by
+// that machine, and no other pod can have the bridge. The error names the field.
+func (c *Config) OnLink() error {
+	const instead = ". Use a pool of mode Routed, or a network whose pods are on a link that nodes share: macvlan, or a " +
+		"bridge with an uplink and another machine as gateway"
+	t, err := c.root.str("type")
+	switch {
+	case err != nil:
+		return err
+	case t == "ptp" || t == "calico":
+		return c.root.wrong("type", "a plugin whose pods are on a link that nodes share"+instead, t)
+	case t == "ipvlan":
+		mode, err := c.root.str("mode")
+		if err == nil && mode != "" && mode != "l2" {
+			err = c.root.wrong("mode", "l2, in which pods answer on the link"+instead, mode)
+		}
+		return err
+	case t != "bridge":
+		return nil
+	}
+	for _, key := range []string{"isGateway", "isDefaultGateway"} {
+		if v, _ := c.root.lookup(key); v == true {
+			return c.root.wrong(key, "false, because the bridge would get the gateway of the pool as its own address"+
+				instead, v)
+		}
+	}
+	return nil
+}
+
 // Bridge returns the name of the plugin bridge's bridge, whether or not it is the main plugin.
 func (c *Config) Bridge() (string, error) {
 	name, err := c.root.str("bridge")

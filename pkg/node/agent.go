@@ -276,8 +276,8 @@ func (a *Agent) joinCluster() (err error) {
 	}
 	a.pools = podip.New(podip.Options{
 		API: a.apiserver, Node: o.NodeName, Ledgers: a.ledgers, NetnsDirs: o.NetnsDirs, Runtime: a.cri, Log: o.Log,
-		Registry: o.Registry, Subnets: a.subnets, Bridge: a.bridge, CannotRoute: a.cannotRoute,
-		Serves: a.serves,
+		Registry: o.Registry, Subnets: a.subnets, Bridge: a.bridge, CannotServe: a.cannotServe,
+		Serves: a.serves, Watched: a.health.watched("pools", "pools: namespaces"),
 	})
 	a.uninstaller.Pools = func(pools string, routed bool) {
 		a.pools.SetRouted(routed)

@@ -46,6 +46,19 @@ func (h *health) loop(name string) *beat {
 	return b
 }
 
+// watched returns what does work of these loops, and knows what they are at.
+func (h *health) watched(names ...string) func(name string, work func()) {
+	beats := map[string]*beat{}
+	for _, name := range names {
+		beats[name] = h.loop(name)
+	}
+	return func(name string, work func()) {
+		beats[name].begin()
+		defer beats[name].end()
+		work()
+	}
+}
+
 func (b *beat) begin() { b.set(time.Now()) }
 func (b *beat) end()   { b.set(time.Time{}) }
 

@@ -68,6 +68,13 @@ func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
 		t.Errorf("stuck: %d %s", code, body)
 	}
 	b.end()
+	w.a.health.watched("looks")("looks", func() {
+		b := w.a.health.loops[len(w.a.health.loops)-1]
+		b.set(time.Now().Add(-stuckAfter - time.Second))
+		if code, body := w.get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "looks") {
+			t.Errorf("a look that does not end: %d %s", code, body)
+		}
+	})
 	if code, _ := w.get("/healthz"); code != http.StatusOK {
 		t.Errorf("waiting again: %d", code)
 	}

@@ -113,7 +113,12 @@ func (r *reclaimer) countSuspects() {
 // ready are the namespaces of the sandboxes that the runtime says are running.
 func (r *reclaimer) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
 	defer r.countSuspects()
-	v, err := hostnet.Observe(ctx, r.netnsDirs, r.runtime())
+	var q hostnet.Question
+	for _, k := range due {
+		q.Addrs = append(q.Addrs, r.suspects[k].addrs...)
+		q.Netns = append(q.Netns, r.suspects[k].netns)
+	}
+	v, err := hostnet.Observe(ctx, r.netnsDirs, r.runtime(), q)
 	if err == nil {
 		defer v.Close()
 		err = believe(v, ready)

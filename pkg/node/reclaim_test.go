@@ -174,7 +174,7 @@ func TestANamespaceThatCannotBeReadMayHaveEveryAddressUnlessAPodRunsThere(t *tes
 	w := newWorld(t)
 	w.netns("nerdctl")
 	path := filepath.Join(w.dir, "netns", "nerdctl")
-	v, err := hostnet.Observe(t.Context(), []string{filepath.Join(w.dir, "netns")}, os.Getpid())
+	v, err := hostnet.Observe(t.Context(), []string{filepath.Join(w.dir, "netns")}, os.Getpid(), hostnet.Question{})
 	check(t, err)
 	defer v.Close()
 	u, err := v.Find(ledger.Netns{Path: path})

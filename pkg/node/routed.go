@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // serves reports whether pods that start now have their eth0 from the plugin. With multus that is not known.
@@ -26,14 +27,18 @@ func (a *Agent) bridge(network string) string {
 	return ""
 }
 
-// cannotRoute says why pods of the node cannot have routed addresses, as far as the configuration says that the runtime
-// uses. Without one, or if it cannot be read, no pod starts anyway.
-func (a *Agent) cannotRoute() string {
+// cannotServe says why pods of the node cannot have addresses of pools of a mode, as far as the configuration says that
+// the runtime uses. Without one, or if it cannot be read, no pod starts anyway.
+func (a *Agent) cannotServe(mode pool.Mode) string {
 	dir, _ := cniconf.ReadDir(a.o.CNIConfDir)
 	if len(dir.Files) == 0 {
 		return ""
 	}
-	return dir.Conf(dir.Files[0]).CannotRoute()
+	conf := dir.Conf(dir.Files[0])
+	if mode == pool.Routed {
+		return conf.CannotRoute()
+	}
+	return conf.CannotServeL2()
 }
 
 // subnets returns the first ranges of the node's pods in its configuration, one of each family.

@@ -67,8 +67,9 @@ type Report struct {
 	Round int64
 	// Held are the addresses of pools that pods on the node have.
 	Held []Held
-	// CannotRoute says why pods of the node cannot have routed addresses, empty if they can, as far as is known.
-	CannotRoute string
+	// CannotServe says why pods of the node cannot have addresses of pools of a mode on their own interface. A mode is
+	// missing if they can, as far as is known.
+	CannotServe map[string]string
 }
 
 // has reports whether the pod has the address.

@@ -266,7 +266,7 @@ func (b *Book) SetReport(a Report) {
 	b.forgetHeld(a.Node)
 	b.reports[a.Node] = a
 	b.wakeSilent()
-	if !known || old.CannotRoute != a.CannotRoute {
+	if !known || !maps.Equal(old.CannotServe, a.CannotServe) {
 		b.wakePlaces()
 	}
 	for _, h := range a.Held {
@@ -279,7 +279,7 @@ func (b *Book) SetReport(a Report) {
 // RemoveReport takes the report of a node out.
 func (b *Book) RemoveReport(node string) {
 	b.forgetHeld(node)
-	if b.reports[node].CannotRoute != "" {
+	if len(b.reports[node].CannotServe) > 0 {
 		b.wakePlaces()
 	}
 	delete(b.reports, node)

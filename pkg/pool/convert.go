@@ -102,7 +102,7 @@ func (k Keep) words() (retention, whenScaled, whenDeleted string) {
 
 // ReportOf reads a report. Addresses are kept for longest at most; zero is no limit.
 func ReportOf(o *v1alpha1.PodIPReport, longest time.Duration) Report {
-	a := Report{Node: o.Name, Round: v1alpha1.RoundOf(&o.Spec.Round), CannotRoute: o.Spec.CannotRoute}
+	a := Report{Node: o.Name, Round: v1alpha1.RoundOf(&o.Spec.Round), CannotServe: o.Spec.CannotServe}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
 		if err != nil {

@@ -998,8 +998,8 @@ func TestAReportBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
 	}
 }
 
-func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
-	const why = "type: expected bridge or ptp"
+func TestAPodKeepsOffNodesThatCannotServeItsPool(t *testing.T) {
+	const why = "isGateway: true is not valid"
 	bound := func(n int, node string) Pod {
 		pod := gatedPod(n)
 		pod.Gated, pod.Node = false, node
@@ -1017,17 +1017,22 @@ func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
 		{"one cannot", Routed, []string{"n2"}, gatedPod(1), []string{"n2"}, ""},
 		{"two cannot", Routed, []string{"n3", "n2"}, gatedPod(1), []string{"n2", "n3"}, ""},
 		{"none can", Routed, []string{"n1", "n2", "n3"}, gatedPod(1), nil,
-			"no node can route addresses, such as n1, of pool p: " + why},
-		{"of a pool that is not routed", L2, []string{"n1", "n2", "n3"}, gatedPod(1), nil, ""},
+			"no node, such as n1, can serve pool p (mode Routed): " + why},
+		{"all nodes can, and it is on the link", L2, nil, gatedPod(1), nil, ""},
+		{"one is not on the link", L2, []string{"n2"}, gatedPod(1), []string{"n2"}, ""},
+		{"none is on the link", L2, []string{"n1", "n2", "n3"}, gatedPod(1), nil,
+			"no node, such as n1, can serve pool p (mode L2): " + why},
+		{"the pod is on a node that is not", L2, []string{"n2"}, bound(2, "n2"), nil,
+			"its node n2 cannot serve pool p (mode L2): " + why},
 		{"the pod is on a node that can", Routed, []string{"n2"}, bound(2, "n1"), nil, ""},
 		{"the pod is on a node that cannot", Routed, []string{"n2"}, bound(2, "n2"), nil,
-			"its node n2 cannot route addresses of pool p: " + why},
+			"its node n2 cannot serve pool p (mode Routed): " + why},
 	} {
 		b := bookOf(t, Spec{Mode: c.mode, Subnet: "10.50.0.0/24"})
 		for _, node := range []string{"n1", "n2", "n3"} {
-			a := Report{Node: node}
+			a := Report{Node: node, CannotServe: map[string]string{"another mode": why}}
 			if slices.Contains(c.cannot, node) {
-				a.CannotRoute = why
+				a.CannotServe[string(c.mode)] = why
 			}
 			b.SetReport(a)
 		}
@@ -1045,13 +1050,22 @@ func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
 		}
 	}
 
+	// Of another interface's network a node says nothing.
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.50.0.0/24"})
+	b.SetReport(Report{Node: "n1", CannotServe: map[string]string{string(L2): why}})
+	second := gatedPod(4)
+	second.Wants[0].Interface = "net1"
+	if a, _ := place(t, b, second, noon); !a.IsValid() {
+		t.Error("a second interface gets no address")
+	}
+
 	// What a pod has already it keeps: it runs there.
-	b := bookOf(t, Spec{Mode: Routed, Subnet: "10.50.0.0/24"})
+	b = bookOf(t, Spec{Mode: Routed, Subnet: "10.50.0.0/24"})
 	has := gatedPod(3)
 	if a, _ := place(t, b, has, noon); !a.IsValid() {
 		t.Fatal("no address")
 	}
-	b.SetReport(Report{Node: "n1", CannotRoute: why})
+	b.SetReport(Report{Node: "n1", CannotServe: map[string]string{string(Routed): why}})
 	b.SetPod(bound(3, "n1"))
 	if plan := b.Place("u3", noon); plan.Reason != "" || plan.Writes == nil {
 		t.Errorf("a pod that was given its address is not told: %+v", plan)

@@ -97,7 +97,7 @@ func (d *placing) plan() Plan {
 		d.taken[c.ip.Addr] = true
 		d.all = append(d.all, c)
 	}
-	without, wait := d.withoutRoutes()
+	without, wait := d.without()
 	if wait.Reason != "" {
 		return wait
 	}
@@ -150,36 +150,43 @@ func (d *placing) lost() (nodes []string) {
 	return nodes
 }
 
-// mostWithout bounds what is written into a pod. Where more nodes cannot route, the pool has a node selector.
+// mostWithout bounds what is written into a pod. Where more nodes cannot serve a pool, it has a node selector.
 const mostWithout = 100
 
-// withoutRoutes returns the nodes that a pod is not to come to, since its addresses are routed and the nodes have said
-// that they cannot do that. It is to wait if none is left, or if the pod is on such a node and is not given them yet.
-func (d *placing) withoutRoutes() (nodes []string, wait Plan) {
-	i := slices.IndexFunc(d.all, func(c choice) bool { return d.pools[c.ip.Pool].Range.Mode == Routed })
-	if i < 0 {
-		return nil, Plan{}
-	}
-	refuses := func(node, which string) Plan {
-		return Plan{Reason: fmt.Sprintf("%s pool %s: %s", which, d.all[i].ip.Pool, d.reports[node].CannotRoute),
-			Remedy: "see Routed pools in docs/pools.md for what a node needs"}
-	}
-	if pod := d.pod; pod.Node != "" {
-		given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
-		if given || pod.ReportedIP.IsValid() || d.reports[pod.Node].CannotRoute == "" {
-			return nil, Plan{}
+// without returns the nodes that a pod is not to come to, since they have said that they cannot serve an address of it.
+// It is to wait if none is left, or if the pod is on such a node and is not given the address yet. What nodes say is
+// about the interface that every pod has.
+func (d *placing) without() (nodes []string, wait Plan) {
+	for _, c := range d.all {
+		mode := string(d.pools[c.ip.Pool].Range.Mode)
+		if c.slot.iface != DefaultInterface {
+			continue
 		}
-		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
-	}
-	for name, report := range d.reports {
-		if report.CannotRoute != "" {
-			nodes = append(nodes, name)
+		refuses := func(node, which string) Plan {
+			return Plan{Reason: fmt.Sprintf("%s pool %s (mode %s): %s", which, c.ip.Pool, mode,
+				d.reports[node].CannotServe[mode]), Remedy: "docs/pools.md says which network each mode needs"}
 		}
+		if pod := d.pod; pod.Node != "" {
+			given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
+			if given || pod.ReportedIP.IsValid() || d.reports[pod.Node].CannotServe[mode] == "" {
+				continue
+			}
+			return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot serve", pod.Node))
+		}
+		var unable []string
+		for name, report := range d.reports {
+			if report.CannotServe[mode] != "" {
+				unable = append(unable, name)
+			}
+		}
+		slices.Sort(unable)
+		if len(unable) > 0 && len(unable) == len(d.reports) {
+			return nil, refuses(unable[0], fmt.Sprintf("no node, such as %s, can serve", unable[0]))
+		}
+		nodes = append(nodes, unable...)
 	}
 	slices.Sort(nodes)
-	if len(nodes) > 0 && len(nodes) == len(d.reports) {
-		return nil, refuses(nodes[0], fmt.Sprintf("no node can route addresses, such as %s, of", nodes[0]))
-	}
+	nodes = slices.Compact(nodes)
 	return nodes[:min(len(nodes), mostWithout)], Plan{}
 }
 

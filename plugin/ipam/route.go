@@ -30,7 +30,13 @@ type routed struct {
 
 // route plans how the addresses get to the pod, nil if they are not routed. It changes nothing.
 func (c *call) route(addrs []netconf.PoolAddress, n *ledger.Network, routes []map[string]any) (*routed, *Error) {
-	if len(addrs) == 0 || !addrs[0].Routed {
+	switch {
+	case len(addrs) == 0:
+		return nil, nil
+	case !addrs[0].Routed:
+		if err := c.conf.OnLink(); err != nil {
+			return nil, errorf(codeInvalidConfig, "%s is an address of mode L2: %v", addrs[0].Prefix.Addr(), err)
+		}
 		return nil, nil
 	}
 	if !atLeast(c.conf.CNIVersion, "0.3.0") {

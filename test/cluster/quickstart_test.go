@@ -35,7 +35,7 @@ func quickStart(t *testing.T, document, section string) map[string][]string {
 // What docs/pools.md says is typed as it stands there, and answers as it says.
 func TestTheQuickStartOfPools(t *testing.T) {
 	alone(t)
-	c := onOneLink(t, lab.ClusterOptions{})
+	c := ownCluster(t, &lab.ClusterOptions{})
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
 	const ns = "default" // the quick start names none
 	blocks := quickStart(t, "pools.md", "Quick start")

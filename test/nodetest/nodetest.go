@@ -24,9 +24,16 @@ import (
 // inside tells the test binary that it runs in its own namespaces.
 const inside = "STAYPUT_TEST_INSIDE"
 
+// flips tells it that it is a process of Flip.
+const flips = "STAYPUT_TEST_FLIPS"
+
 // Main runs the tests in process, mount and network namespaces of their own: the agent inspects every process of the
 // machine, refuses to act if it may not, and changes the machine's neighbour tables.
 func Main(m *testing.M) {
+	if kind := os.Getenv(flips); kind != "" {
+		fmt.Fprintln(os.Stderr, "changing descriptors:", flip(kind))
+		os.Exit(1)
+	}
 	if os.Getenv(inside) != "" {
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			fmt.Fprintln(os.Stderr, "mounting /proc:", err)
@@ -168,6 +175,66 @@ func HoldOpen(t testing.TB, netns string) (kill func()) {
 	kill = sync.OnceFunc(func() { cmd.Process.Kill(); cmd.Wait() })
 	t.Cleanup(kill)
 	return kill
+}
+
+// Flip has a process without any right keep changing what its descriptors are: in turn a network namespace, and what
+// kind says: a fifo that nobody writes to, a file or a socket. kill ends it.
+func Flip(t testing.TB, kind string) (kill func()) {
+	t.Helper()
+	ready, report, err := os.Pipe()
+	must.Do(t, err)
+	defer ready.Close()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env, cmd.Dir, cmd.ExtraFiles, cmd.Stderr = append(os.Environ(), flips+"="+kind), "/", []*os.File{report}, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL,
+	}
+	must.Do(t, cmd.Start())
+	must.Do(t, report.Close())
+	kill = sync.OnceFunc(func() { cmd.Process.Kill(); cmd.Wait() })
+	t.Cleanup(kill)
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		t.Fatal("the process ended: ", err)
+	}
+	return kill
+}
+
+// flip is the process of Flip. Its third descriptor says when it has begun.
+func flip(kind string) error {
+	other := -1
+	var err error
+	switch kind {
+	case "fifo":
+		var pair [2]int
+		err = unix.Pipe2(pair[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
+		other = pair[0]
+		_ = unix.Close(pair[1])
+	case "socket":
+		other, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	default:
+		other, err = unix.Open("/etc/passwd", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return err
+	}
+	ns, err := unix.Open("/proc/self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		for _, from := range []int{ns, other} {
+			for fd := 100; fd < 300; fd++ {
+				if err := unix.Dup3(from, fd, unix.O_CLOEXEC); err != nil && err != unix.EBUSY {
+					return err
+				}
+			}
+		}
+		if first {
+			if _, err := unix.Write(3, []byte{1}); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // Process starts a process in a namespace; kill ends it.

@@ -308,6 +308,17 @@ func (c *Conf) Bridge() string {
 // CannotRoute says why pods of the network cannot have routed addresses, by its main plugin alone. It is empty if they
 // can, if only an ADD can tell, or if multus decides for each pod.
 func (c *Conf) CannotRoute() string {
+	return c.cannot(func(main []byte) error {
+		_, err := netconf.ParseMainPlugin(main)
+		return err
+	})
+}
+
+// CannotServeL2 says why pods of the network cannot have addresses of mode L2, as CannotRoute does.
+func (c *Conf) CannotServeL2() string { return c.cannot(netconf.ParseOnLink) }
+
+// cannot returns the error that parse returns for the configuration of the main plugin, with the file's name.
+func (c *Conf) cannot(parse func(main []byte) error) string {
 	switch c.Kind {
 	case Broken, Multus:
 		return ""
@@ -323,7 +334,7 @@ func (c *Conf) CannotRoute() string {
 		}
 		data, err := json.Marshal(p) // with the numbers that the CNI plugin reads
 		if err == nil {
-			_, err = netconf.ParseMainPlugin(data)
+			err = parse(data)
 		}
 		if err != nil {
 			return fmt.Sprintf("%s: %v", c.File, err)

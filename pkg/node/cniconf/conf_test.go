@@ -396,6 +396,32 @@ func TestWhatStayputIsGivenByAFile(t *testing.T) {
 	}
 }
 
+func TestWhichNetworksCannotHaveAddressesOfModeL2(t *testing.T) {
+	for name, want := range map[string]string{
+		"kubeadm with flannel": "isGateway: ", "k3s": "isGateway: ", "kind": "type: ", "kube-router": "isDefaultGateway: ",
+		"a chained Cilium": "isGateway: ", "flannel with an ipam section": "type: ",
+		"containerd's example bridge, GKE": "type: ", "macvlan": "", "ipvlan": "",
+	} {
+		c := configurations[name]
+		got := Dir{}.Conf(File{Name: c.file, Data: []byte(c.data)}).CannotServeL2()
+		if (got == "") != (want == "") || want != "" && !strings.HasPrefix(got, c.file+": "+want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	for data, want := range map[string]string{
+		`{"type":"bridge","ipam":{"type":"stayput"}}`:                                                  "",
+		`{"type":"flannel","ipam":{"type":"stayput"}}`:                                                 "isGateway: ",
+		`{"type":"flannel","delegate":{"isGateway":false},"ipam":{"type":"stayput"}}`:                  "",
+		`{"type":"cilium-cni"}`:                                                                        "cilium",
+		`{"type":"multus","delegates":[{"type":"bridge","isGateway":true,"ipam":{"type":"stayput"}}]}`: "",
+	} {
+		got := Dir{}.Conf(File{Name: "a.conflist", Data: []byte(`{"cniVersion":"1.0.0","name":"pods","plugins":[` + data + `]}`)}).CannotServeL2()
+		if (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", data, got, want)
+		}
+	}
+}
+
 func TestWhichNetworksCannotHaveRoutedAddresses(t *testing.T) {
 	for name, want := range map[string]string{
 		"kubeadm with flannel": "", "k3s": "", "kind": "", "kube-router": "", "a chained Cilium": "",

@@ -80,3 +80,35 @@ func TestRoutedAddressesNeedANodeForAGateway(t *testing.T) {
 		}
 	}
 }
+
+// On a bridge that is the gateway, and on ptp, the node would take the pool's gateway for its own address.
+func TestAddressesOfModeL2NeedALinkThatNodesShare(t *testing.T) {
+	for conf, want := range map[string]string{
+		`"type":"macvlan"`:                           "",
+		`"type":"vlan"`:                              "",
+		`"type":"host-device"`:                       "",
+		`"type":"sriov"`:                             "",
+		`"type":"ipvlan"`:                            "",
+		`"type":"ipvlan","mode":"l2"`:                "",
+		`"type":"ipvlan","mode":"l3"`:                "mode: ",
+		`"type":"ipvlan","mode":"l3s"`:               "mode: ",
+		`"type":"bridge"`:                            "",
+		`"type":"bridge","isGateway":false`:          "",
+		`"type":"bridge","isGateway":true`:           "isGateway: ",
+		`"type":"bridge","IsGateway":true`:           "isGateway: ",
+		`"type":"bridge","isDefaultGateway":true`:    "isDefaultGateway: ",
+		`"type":"bridge","isGateway":true,"vlan":50`: "isGateway: ",
+		`"type":"ptp"`:                               "type: ",
+		`"type":"calico"`:                            "type: ",
+	} {
+		c, err := netconf.Parse(fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"net","ipam":{"type":"stayput"},%s}`, conf))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.OnLink()
+		if (err == nil) != (want == "") ||
+			err != nil && (!strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "mode Routed")) {
+			t.Errorf("%s: %v; want %q", conf, err, want)
+		}
+	}
+}

@@ -33,16 +33,17 @@ func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error)
 	if err != nil {
 		return nil, err
 	}
-	there, err := allAddrs(h)
+	missing := slices.Clone(addrs)
+	err = eachAddr(ns, func(there configured) {
+		if there.link == link.Attrs().Index && there.flags&unix.IFA_F_TENTATIVE == 0 {
+			missing = slices.DeleteFunc(missing, func(a netip.Addr) bool { return a == there.addr })
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	for _, addr := range addrs {
-		if !slices.ContainsFunc(there, func(t netlink.Addr) bool {
-			return t.LinkIndex == link.Attrs().Index && addrOf(t) == addr && t.Flags&unix.IFA_F_TENTATIVE == 0
-		}) {
-			return nil, fmt.Errorf("%s is not configured on %s yet", addr, ifname)
-		}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%s is not configured on %s yet", missing[0], ifname)
 	}
 	hw := link.Attrs().HardwareAddr
 	if link.Attrs().EncapType != "ether" || len(hw) != 6 {

@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -30,45 +31,98 @@ func netlinkIn(ns *os.File) (h *netlink.Handle, err error) {
 	return h, err
 }
 
+// openNamespace opens the namespace at path, nil if there is none, or another file. What a path of /proc leads to may
+// change at any time, and is chosen by the process that it is about: a FIFO would be waited for, and another file asked
+// what only namespaces answer. So what is there is held without being opened (O_PATH) until it is known to be a
+// namespace, without asking the file system for that, which may be a process of a pod.
+func openNamespace(path string) (*os.File, error) {
+	var own, is unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, "/proc/self/ns/net", 0, unix.STATX_INO, &own); err != nil {
+		return nil, fmt.Errorf("statx of the own network namespace: %w", err)
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if isNoProcess(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &is)
+	if err != nil {
+		return nil, &fs.PathError{Op: "statx", Path: path, Err: err}
+	}
+	if is.Dev_major != own.Dev_major || is.Dev_minor != own.Dev_minor {
+		return nil, nil
+	}
+	ns, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(ns), path), nil
+}
+
 // Open opens the network namespace at path. Any other file is an error: setns would say less about it.
 func Open(path string) (*os.File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	var sf unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &sf); err != nil || sf.Type != unix.NSFS_MAGIC {
-		f.Close()
-		return nil, fmt.Errorf("%s is not a network namespace", path)
-	}
-	return f, nil
-}
-
-// addrsIn lists the addresses configured in a namespace. With an error it returns what was seen of them.
-func addrsIn(ns *os.File) ([]netlink.Addr, error) {
-	h, err := netlinkIn(ns)
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	return allAddrs(h)
-}
-
-// allAddrs asks again if the answer was torn, because addresses changed meanwhile.
-func allAddrs(h *netlink.Handle) (seen []netlink.Addr, err error) {
-	for range 5 {
-		addrs, terr := h.AddrList(nil, netlink.FAMILY_ALL)
-		if terr == nil {
-			return addrs, nil
+	f, err := openNamespace(path)
+	if err == nil && f == nil {
+		if _, err = os.Lstat(path); err == nil {
+			err = fmt.Errorf("%s is not a network namespace", path)
 		}
-		seen, err = append(seen, addrs...), terr
 	}
-	return seen, fmt.Errorf("listing addresses: %w", err)
+	return f, err
 }
 
-func addrOf(a netlink.Addr) netip.Addr {
-	ip, _ := netip.AddrFromSlice(a.IP)
-	return ip.Unmap()
+// configured is an address as an interface has it.
+type configured struct {
+	addr  netip.Addr
+	link  int // the index of the interface
+	flags uint32
+}
+
+// eachAddr calls f for every address that is configured in a namespace, for some of them more than once: it asks again
+// if the answer was torn, because addresses changed meanwhile. It keeps none of them: how many there are is up to those
+// who are in the namespace. After an error not all were seen.
+func eachAddr(ns *os.File, f func(configured)) error {
+	return onlink.In(ns, func() (err error) {
+		for range 5 {
+			req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+			req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
+			err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(msg []byte) bool {
+				if a, ok := parseConfigured(msg); ok {
+					f(a)
+				}
+				return true
+			})
+			if err == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf("listing addresses: %w", err)
+	})
+}
+
+// parseConfigured reads a message about an address: ifaddrmsg, and its attributes. IPv4 has the address as IFA_LOCAL,
+// beside that of the peer.
+func parseConfigured(msg []byte) (a configured, ok bool) {
+	if len(msg) < unix.SizeofIfAddrmsg {
+		return a, false
+	}
+	head, rest := nl.DeserializeIfAddrmsg(msg), msg[unix.SizeofIfAddrmsg:]
+	a.link, a.flags = int(head.Index), uint32(head.Flags)
+	for _, flags := range attrs(rest, unix.IFA_FLAGS) {
+		if len(flags) == 4 {
+			a.flags = nl.NativeEndian().Uint32(flags)
+		}
+	}
+	for _, kind := range []uint16{unix.IFA_LOCAL, unix.IFA_ADDRESS} {
+		for _, value := range attrs(rest, kind) {
+			if a.addr, ok = netip.AddrFromSlice(value); ok {
+				a.addr = a.addr.Unmap()
+				return a, true
+			}
+		}
+	}
+	return a, false
 }
 
 // Missing returns those of addrs that are not configured in the namespace at path.
@@ -78,13 +132,14 @@ func Missing(path string, addrs []netip.Addr) ([]netip.Addr, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	there, err := addrsIn(ns)
+	missing := slices.Clone(addrs)
+	err = eachAddr(ns, func(there configured) {
+		missing = slices.DeleteFunc(missing, func(a netip.Addr) bool { return a == there.addr })
+	})
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool {
-		return slices.ContainsFunc(there, func(t netlink.Addr) bool { return addrOf(t) == a })
-	}), nil
+	return missing, nil
 }
 
 // Down takes every interface of a recorded namespace down, but the loopback: nothing in it answers for an address any

@@ -23,6 +23,10 @@ import (
 // something is about to be freed. It has all of them or is an error: freeing on half a view could double an address.
 // A namespace whose addresses cannot be listed is in it, with the reason: it may have any address.
 //
+// A namespace that belongs to a user namespace other than ours, and that no mount keeps, was made by a process for
+// itself, as every user may: it is no pod's, unless it is one that the question names. What is configured there is not
+// looked at.
+//
 // Not in it is a namespace that only a socket keeps, a file descriptor under way between two processes, or a mount
 // elsewhere than in dirs.
 type View struct {
@@ -32,7 +36,19 @@ type View struct {
 	dirs []string
 	// roots are the root directories in which a path is sought: our own and the runtime's.
 	roots []string
+	addrs map[netip.Addr]bool // that were asked for
+	named map[nsID]bool       // namespaces that were asked for
 }
+
+// Question is what a View is to answer. It is small whatever pods do: a process may configure as many addresses in its
+// namespace as it likes.
+type Question struct {
+	Addrs []netip.Addr   // for Users
+	Netns []ledger.Netns // recorded namespaces of pods, which count whatever they belong to
+}
+
+// mostShown is how many addresses of a namespace are known besides those that were asked for.
+const mostShown = 64
 
 var errInvisible = errors.New("the runtime's process is not visible: the agent needs the host's PID namespace")
 
@@ -45,18 +61,18 @@ type Space struct {
 	Err     error  // why not all of its addresses are known
 
 	id      nsID
-	file    *os.File
+	file    *os.File // nil if it is foreign
 	addrs   map[netip.Addr]bool
+	more    bool // it has addresses besides that are not in addrs
 	mounted bool
-	keepers []int // the processes that are in it, or have it open
-	owner   nsID  // the user namespace to which it belongs, unless it is mounted; zero if that is not known
+	foreign bool // a process has made it for itself
 }
 
 func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
 
-// Observe takes a view, to be closed. dirs are where namespaces are mounted by name. runtimePID is a process that
+// Observe takes a view that answers a question, to be closed. dirs are where namespaces are mounted by name. runtimePID is a process that
 // shares the runtime's namespaces: that it shows in our /proc proves that the pods' processes would.
-func Observe(ctx context.Context, dirs []string, runtimePID int) (*View, error) {
+func Observe(ctx context.Context, dirs []string, runtimePID int, q Question) (*View, error) {
 	if runtimePID <= 0 {
 		return nil, errInvisible
 	}
@@ -64,7 +80,14 @@ func Observe(ctx context.Context, dirs []string, runtimePID int) (*View, error) 
 	if _, err := os.Stat(root + "/"); err != nil {
 		return nil, fmt.Errorf("the runtime's view of the file system: %w", err)
 	}
-	v := &View{spaces: map[nsID]*Space{}, dirs: dirs, roots: []string{"", root}}
+	v := &View{spaces: map[nsID]*Space{}, dirs: dirs, roots: []string{"", root}, addrs: map[netip.Addr]bool{},
+		named: map[nsID]bool{}}
+	for _, a := range q.Addrs {
+		v.addrs[a] = true
+	}
+	for _, ns := range q.Netns {
+		v.named[idOf(ns)] = ns.Ino != 0
+	}
 	if err := v.take(ctx); err != nil {
 		v.Close()
 		return nil, err
@@ -92,25 +115,40 @@ func (v *View) take(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		addrs, err := addrsIn(s.file)
-		if err != nil {
-			s.Err = fmt.Errorf("network namespace %s: %w", s.Path, err)
-		}
-		s.addrs = map[netip.Addr]bool{}
-		for _, a := range addrs {
-			s.addrs[addrOf(a)] = true
-		}
-		if !s.mounted {
-			s.owner = userNamespaceOf(s.file)
+		if !s.foreign {
+			v.list(s)
 		}
 	}
 	return nil
 }
 
+// list notes which addresses are configured in a namespace.
+func (v *View) list(s *Space) {
+	s.addrs = map[netip.Addr]bool{}
+	shown := 0
+	err := eachAddr(s.file, func(is configured) {
+		switch {
+		case s.addrs[is.addr]:
+		case v.addrs[is.addr]:
+			s.addrs[is.addr] = true
+		case shown < mostShown:
+			s.addrs[is.addr] = true
+			shown++
+		default:
+			s.more = true
+		}
+	})
+	if err != nil {
+		s.Err = fmt.Errorf("network namespace %s: %w", s.Path, err)
+	}
+}
+
 // Close closes the namespaces. What they were like can still be asked.
 func (v *View) Close() {
 	for _, s := range v.spaces {
-		s.file.Close()
+		if s.file != nil {
+			s.file.Close()
+		}
 	}
 }
 
@@ -138,7 +176,6 @@ func (v *View) addProcesses(ctx context.Context) error {
 			}
 			if s != nil {
 				s.Process = pid
-				s.keptBy(pid)
 			}
 		}
 		if pid == os.Getpid() { // what we have open we close
@@ -161,43 +198,31 @@ func (v *View) addOpen(pid int) error {
 		return err
 	}
 	for _, fd := range fds {
-		path := fmt.Sprintf("%s/%d", dir, fd)
-		var st unix.Statx_t // of any file: one of a network file system must not be waited for
-		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
-		if isNoProcess(err) {
-			continue
-		} else if err != nil {
-			return fmt.Errorf("statx %s: %w", path, err)
-		}
-		if unix.Mkdev(st.Dev_major, st.Dev_minor) != v.dev {
-			continue
-		}
-		s, err := v.addLink(path)
-		if err != nil {
+		if _, err := v.addLink(fmt.Sprintf("%s/%d", dir, fd)); err != nil {
 			return err
-		}
-		if s != nil {
-			s.keptBy(pid)
 		}
 	}
 	return nil
 }
 
-// addLink adds the network namespace to which a link of /proc leads; nil if it no longer leads to any.
+// addLink adds the network namespace to which a link of /proc leads; nil if it leads to none.
 func (v *View) addLink(path string) (*Space, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); isNoProcess(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("stat %s: %w", path, err)
-	}
-	if s := v.spaces[nsID{st.Dev, st.Ino}]; s != nil {
-		return s, nil
-	}
-	f, err := os.Open(path)
+	var st unix.Statx_t // of any file: one of a network file system must not be waited for
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
 	if isNoProcess(err) {
 		return nil, nil
 	} else if err != nil {
+		return nil, fmt.Errorf("statx %s: %w", path, err)
+	}
+	id := nsID{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}
+	if id.dev != v.dev {
+		return nil, nil
+	}
+	if s := v.spaces[id]; s != nil {
+		return s, nil
+	}
+	f, err := openNamespace(path)
+	if f == nil || err != nil {
 		return nil, err
 	}
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
@@ -207,14 +232,14 @@ func (v *View) addLink(path string) (*Space, error) {
 		}
 		return nil, nil
 	}
-	return v.add(f, path)
-}
-
-// keptBy notes a process that keeps the namespace. The threads of one come one after the other.
-func (s *Space) keptBy(pid int) {
-	if n := len(s.keepers); n == 0 || s.keepers[n-1] != pid {
-		s.keepers = append(s.keepers, pid)
+	s, err := v.add(f, path)
+	if err == nil && s.file == f && !v.named[s.id] {
+		if s.foreign, err = isForeign(f); s.foreign {
+			f.Close()
+			s.file = nil
+		}
 	}
+	return s, err
 }
 
 // addMounted adds the namespaces that are mounted on the files of a directory.
@@ -234,15 +259,16 @@ func (v *View) addMounted(dir string) error {
 		if !ok {
 			continue
 		}
-		if s := v.spaces[idOf(ns)]; s != nil {
+		if s := v.spaces[idOf(ns)]; s != nil && !s.foreign {
 			s.mount(path)
 			continue
 		}
-		f, err := os.Open(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		} else if err != nil {
+		f, err := openNamespace(path)
+		if err != nil {
 			return err
+		}
+		if f == nil {
+			continue
 		}
 		s, err := v.add(f, path)
 		if err != nil {
@@ -267,7 +293,7 @@ func (v *View) add(f *os.File, path string) (*Space, error) {
 		return nil, fmt.Errorf("fstat %s: %w", path, err)
 	}
 	id := nsID{st.Dev, st.Ino}
-	if s := v.spaces[id]; s != nil { // it moved between stat and open
+	if s := v.spaces[id]; s != nil && !s.foreign { // it moved between stat and open
 		f.Close()
 		return s, nil
 	}
@@ -276,40 +302,18 @@ func (v *View) add(f *os.File, path string) (*Space, error) {
 	return s, nil
 }
 
-// userNamespaceOf returns the user namespace to which a network namespace belongs; zero if the kernel does not say.
-func userNamespaceOf(ns *os.File) nsID {
+// isForeign reports whether a network namespace surely belongs to another user namespace than we are in.
+func isForeign(ns *os.File) (bool, error) {
 	fd, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
-	if err != nil {
-		return nsID{}
+	if err != nil { // the kernel does not say, or it is beyond ours
+		return false, nil
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil {
-		return nsID{}
+	var owner, own unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &owner), unix.Stat("/proc/self/ns/user", &own)); err != nil {
+		return false, fmt.Errorf("the user namespace of %s: %w", ns.Name(), err)
 	}
-	return nsID{st.Dev, st.Ino}
-}
-
-// OwnedBy reports whether processes of some cgroups surely have made the namespace for themselves, as every user may:
-// only they keep it, no mount does, and they are in the user namespace to which it belongs, which is not ours. A
-// namespace that the runtime has made for a pod belongs to our user namespace, or to the pod's.
-func (s *Space) OwnedBy(in func(cgroups string) bool) bool {
-	var own unix.Stat_t
-	if s.mounted || len(s.keepers) == 0 || s.owner == (nsID{}) || unix.Stat("/proc/self/ns/user", &own) != nil ||
-		s.owner == (nsID{own.Dev, own.Ino}) {
-		return false
-	}
-	for _, pid := range s.keepers {
-		var user unix.Stat_t
-		if unix.Stat(fmt.Sprintf("/proc/%d/ns/user", pid), &user) != nil || s.owner != (nsID{user.Dev, user.Ino}) {
-			return false
-		}
-		cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-		if err != nil || !in(string(cgroups)) {
-			return false
-		}
-	}
-	return true
+	return owner.Dev != own.Dev || owner.Ino != own.Ino, nil
 }
 
 // isNoProcess reports whether an error of /proc means that the process or thread has ended.
@@ -406,7 +410,12 @@ func at(path string, ns ledger.Netns) (id nsID, there bool, err error) {
 	return idOf(cur), true, nil
 }
 
-// Users returns every namespace in which the address is configured, and those in which it may be: their Err is set.
+// Asked reports whether the View was taken to answer for an address. The zero View, of a node without namespaces, answers
+// for each.
+func (v *View) Asked(a netip.Addr) bool { return v.addrs == nil || v.addrs[a] }
+
+// Users returns every namespace in which an address that was asked for is configured, and those in which it may be: their
+// Err is set.
 func (v *View) Users(a netip.Addr) (all []*Space) {
 	for _, s := range v.spaces {
 		if s.addrs[a] || s.Err != nil {
@@ -416,9 +425,13 @@ func (v *View) Users(a netip.Addr) (all []*Space) {
 	return all
 }
 
-// Addrs returns the addresses that were seen in the namespace.
-func (s *Space) Addrs() []netip.Addr {
-	return slices.SortedFunc(maps.Keys(s.addrs), netip.Addr.Compare)
+// Addrs returns addresses that were seen in the namespace. There may be others only if it is an error.
+func (s *Space) Addrs() ([]netip.Addr, error) {
+	err := s.Err
+	if err == nil && s.more {
+		err = fmt.Errorf("network namespace %s has more than %d addresses", s.Path, mostShown)
+	}
+	return slices.SortedFunc(maps.Keys(s.addrs), netip.Addr.Compare), err
 }
 
 // Shows reports whether the address was seen in the namespace.

@@ -130,11 +130,11 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	if err != nil {
 		return soon, err
 	}
-	p, err := k.machine.find(ctx, uid, addrs, false)
+	p, err := k.machine.find(ctx, pod.sought(addrs), false)
 	// Namespaces are looked into once nothing else knows of the pod, and it is barred: what is seen before proves nothing.
 	looked := err == nil && !pod.alive() && !p.netns() && barred
 	if looked {
-		p, err = k.machine.find(ctx, uid, addrs, true)
+		p, err = k.machine.find(ctx, pod.sought(addrs), true)
 	}
 	if err != nil {
 		return soon, err
@@ -225,7 +225,7 @@ func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p
 	case len(strangers) == 0:
 		return settled, nil
 	}
-	deep, err := k.machine.find(ctx, pod.uid, addrs, true)
+	deep, err := k.machine.find(ctx, pod.sought(addrs), true)
 	if err != nil {
 		return soon, err
 	}
@@ -282,6 +282,10 @@ func (c *podCheck) conclude() (verdict, error) {
 		return pod.ends(c.p), pod.stray(c.p)
 	case c.p.netns() && c.bound == len(c.addrs):
 		pod.bound = true
+		pod.netns = nil
+		for _, b := range c.p.entries {
+			pod.netns = append(pod.netns, b.Netns)
+		}
 		c.pods.settle(*pod)
 		return settled, nil
 	case c.p.netns():
@@ -425,7 +429,7 @@ func (c *podCheck) any(has []ledger.Address) (bool, error) {
 // isThere reports whether the pod is on the machine, now that it is barred.
 func (c *podCheck) isThere(ctx context.Context) (bool, error) {
 	if !c.looked {
-		p, err := c.machine.find(ctx, c.pod.uid, c.addrs, true)
+		p, err := c.machine.find(ctx, c.pod.sought(c.addrs), true)
 		if err != nil {
 			return false, err
 		}

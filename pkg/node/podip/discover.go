@@ -12,6 +12,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
@@ -68,7 +69,7 @@ func (d *discoverer) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (ma
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	s, err := d.machine.see(ctx, true)
+	s, err := d.machine.see(ctx, &hostnet.Question{})
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +100,8 @@ func (d *discoverer) addrsInside(ctx context.Context, s *sight, sandbox cri.Sand
 	if err != nil || space == nil {
 		return nil, err
 	}
-	for _, a := range space.Addrs() {
+	shown, incomplete := space.Addrs()
+	for _, a := range shown {
 		ordinary := slices.ContainsFunc(s.bound, func(b bound) bool {
 			return b.Attachment.ContainerID == sandbox.ID && b.Addr == a && !b.foreign
 		})
@@ -115,7 +117,7 @@ func (d *discoverer) addrsInside(ctx context.Context, s *sight, sandbox cri.Sand
 		}
 	}
 	if addrs == nil {
-		return nil, space.Err
+		return nil, incomplete
 	}
 	return addrs, nil
 }
@@ -125,7 +127,7 @@ func (d *discoverer) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := d.machine.see(ctx, false)
+	s, err := d.machine.see(ctx, nil)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 
 		// The pod is gone, and the agent is blind: it does not see the other one either.
 		see := w.k.machine.observe
-		w.k.machine.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
+		w.k.machine.observe = func(context.Context, hostnet.Question) (*hostnet.View, error) { return &hostnet.View{}, nil }
 		w.c.remove(uid(1))
 		w.stops(1)
 		w.pass(time.Minute)

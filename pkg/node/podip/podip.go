@@ -55,6 +55,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // Runtime is the container runtime, a *cri.Client.
@@ -77,14 +78,16 @@ type Options struct {
 	// Subnets returns the ranges from which pods of this node have their addresses, if its Node has no podCIDR. A nil
 	// Subnets means none.
 	Subnets func() []netip.Prefix
-	// CannotRoute says why the node's network can have no routed addresses. It returns an empty string if it can or if
-	// that is not known. A nil CannotRoute means that it can.
-	CannotRoute func() string
+	// CannotServe says why the node's network can have no addresses of pools of a mode. It returns an empty string if it
+	// can or if that is not known. A nil CannotServe means that it can.
+	CannotServe func(mode pool.Mode) string
 	// Serves reports whether pods that start now have their eth0 from the plugin. If not, no pod has an address of a pool
 	// only because it runs. A nil Serves means that they have.
 	Serves func() bool
 	// Bridge returns the name of the bridge that pods of a network are on, empty if they are on none.
 	Bridge func(network string) string
+	// Watched does work of a loop, and notices if that never ends. A nil Watched only does it.
+	Watched func(loop string, work func())
 	// Kernel is nil for that of the node.
 	Kernel *Kernel
 }
@@ -92,9 +95,9 @@ type Options struct {
 // Kernel is what a Keeper asks and tells the node's kernel. A benchmark that runs very many Keepers on one machine has
 // its own.
 type Kernel struct {
-	Observe func(context.Context) (*hostnet.View, error) // [hostnet.Observe]
-	Lives   func(ledger.Netns) (bool, error)             // [hostnet.Lives]
-	Down    func(ledger.Netns) error                     // [hostnet.Down]
+	Observe func(context.Context, hostnet.Question) (*hostnet.View, error) // [hostnet.Observe]
+	Lives   func(ledger.Netns) (bool, error)                               // [hostnet.Lives]
+	Down    func(ledger.Netns) error                                       // [hostnet.Down]
 	Routes  Table
 }
 
@@ -164,7 +167,10 @@ func newKeeper(o Options, api api) *Keeper {
 	}
 	k.reporter = &reporter{
 		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
-		machine: k.machine, troubles: k.troubles, now: reportNow,
+		machine: k.machine, troubles: k.troubles, now: reportNow, cannotServe: o.CannotServe,
+	}
+	if o.CannotServe == nil {
+		k.reporter.cannotServe = func(pool.Mode) string { return "" }
 	}
 	k.router = newRouter(o)
 	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine
@@ -254,7 +260,7 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.pods.begin(queue)
 	var wg sync.WaitGroup
 	for _, loop := range []func(context.Context){
-		k.follower.run, k.reporter.followAudit, k.reporter.run, k.discoverer.run, k.discoverer.sweeps, k.router.run,
+		k.follower.run, k.reporter.followAudit, k.reporter.run, k.reporter.learnLink, k.discoverer.run, k.discoverer.sweeps, k.router.run,
 	} {
 		wg.Go(func() { loop(ctx) })
 	}

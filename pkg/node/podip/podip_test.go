@@ -458,8 +458,8 @@ func TestANamespaceThatCannotBeReadHoldsUpOnlyWhatItMayHave(t *testing.T) {
 	inWorld(t, func(w *world) {
 		flaps := nodetest.Netns(w.t, filepath.Join(w.dir, "netns"), "flaps")
 		see := w.k.machine.observe
-		w.k.machine.observe = func(ctx context.Context) (*hostnet.View, error) {
-			v, err := see(ctx)
+		w.k.machine.observe = func(ctx context.Context, q hostnet.Question) (*hostnet.View, error) {
+			v, err := see(ctx, q)
 			check(t, err)
 			s, err := v.Find(ledger.Netns{Path: flaps})
 			check(t, err)
@@ -512,10 +512,10 @@ func TestNamespacesAreLookedIntoOnceAndAfterThePodIsBarred(t *testing.T) {
 		w.runs(1)
 		w.pass(time.Minute)
 		see, looks := w.k.machine.observe, 0
-		w.k.machine.observe = func(ctx context.Context) (*hostnet.View, error) {
+		w.k.machine.observe = func(ctx context.Context, q hostnet.Question) (*hostnet.View, error) {
 			looks++
 			w.wantBarred(1, true)
-			return see(ctx)
+			return see(ctx, q)
 		}
 		w.c.remove(uid(1))
 		w.stops(1)
@@ -536,7 +536,7 @@ func TestAnAgentThatIsBlindReportsNothing(t *testing.T) {
 		w.runs(2)
 		w.pass(time.Second)
 		see := w.k.machine.observe
-		w.k.machine.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
+		w.k.machine.observe = func(context.Context, hostnet.Question) (*hostnet.View, error) { return &hostnet.View{}, nil }
 		w.c.put(ends(p))
 		w.del(1)
 		w.r.mu.Lock()
@@ -583,7 +583,7 @@ func TestThePodThatHasTheAddressNextStaysUp(t *testing.T) {
 			return nil
 		}
 		see, starts := w.k.machine.observe, true
-		w.k.machine.observe = func(ctx context.Context) (*hostnet.View, error) {
+		w.k.machine.observe = func(ctx context.Context, q hostnet.Question) (*hostnet.View, error) {
 			if starts {
 				starts = false
 				w.putIP(addr(1), uid(2), "web-1")
@@ -598,7 +598,7 @@ func TestThePodThatHasTheAddressNextStaysUp(t *testing.T) {
 				check(t, err)
 				nodetest.Configure(t, path, addr(1))
 			}
-			return see(ctx)
+			return see(ctx, q)
 		}
 		w.c.remove(uid(1))
 		w.stops(1)

@@ -41,6 +41,10 @@ type record struct {
 	// changed in place.
 	written map[netip.Addr]*v1alpha1.PodIP
 
+	// netns are those that the pod was seen to have when it was bound. A pod with a user namespace of its own is known by
+	// nothing else once its ledger's record and its mount are gone. It is never changed in place.
+	netns []ledger.Netns
+
 	// By the watch of the node's pods.
 	exists, ending, terminal bool
 	// stops says that the runtime has reported that it stops the sandbox, and not since that it runs another one.
@@ -103,6 +107,9 @@ func addressesOf(text string) (all []pool.Address, err error) {
 	}
 	return slices.DeleteFunc(all, func(a pool.Address) bool { return a.Mode == pool.Calico }), err
 }
+
+// sought is the pod, with these addresses, to be sought on the machine.
+func (r *record) sought(addrs []netip.Addr) sought { return sought{r.uid, addrs, r.netns} }
 
 // addrs are the addresses of the pod.
 func (r *record) addrs() ([]netip.Addr, error) {
@@ -373,6 +380,7 @@ func (t *podTable) settle(r record) {
 	}
 	if is.gone = is.gone || r.gone; is.text == r.text {
 		is.bound, is.placed = is.bound || r.bound, r.placed
+		is.netns = r.netns
 	}
 }
 

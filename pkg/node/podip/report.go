@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/mailbox"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/pkg/retention"
@@ -31,7 +31,7 @@ const (
 	// reportAgain is how often an agent looks whether a report that a controller still waits for is there: it is deleted
 	// with its Node.
 	reportAgain = 5 * time.Minute
-	// mostWhy is the longest PodIPReport.spec.cannotRoute, in characters.
+	// mostWhy is the longest text in PodIPReport.spec.cannotServe, in characters.
 	mostWhy = 1024
 )
 
@@ -50,23 +50,26 @@ type reporter struct {
 	troubles *troubles
 	now      wake.Signal // there may be something to report
 	recalled func()      // is called when PodIPs may be others
+	// cannotServe is as Options.CannotServe. Tests have their own.
+	cannotServe func(mode pool.Mode) string
 
 	mu    sync.Mutex
 	audit *pool.Audit // nil if there is none, or it is not known
-	// cannotRoute is why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
-	cannotRoute *string
+	// cannot is why pods here cannot have addresses of pools of a mode, empty if they can. A mode is missing while that is
+	// not known.
+	cannot map[pool.Mode]string
 	// reported is the round that this node has reported, 0 if it is not known, and when it was found out; saidCannot is
-	// what the report says of cannotRoute.
+	// what the report says of cannot.
 	reported   int64
 	reportedAt time.Time
-	saidCannot string
+	saidCannot map[string]string
 }
 
 // reset is for a Keeper that begins.
 func (n *reporter) reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.audit, n.reported, n.cannotRoute = nil, 0, nil
+	n.audit, n.reported, n.cannot = nil, 0, map[pool.Mode]string{}
 }
 
 // owes reports whether the node has not reported yet.
@@ -76,18 +79,46 @@ func (n *reporter) owes() bool {
 	return n.audit != nil && n.reported != n.audit.Round
 }
 
-// setCannotRoute notes why pods here cannot have routed addresses, empty if they can.
-func (n *reporter) setCannotRoute(why string) {
+// learnLink finds out whether pods of the node can have addresses of mode L2, until ctx is done. Whether they can have
+// routed ones is the router's to find out.
+func (n *reporter) learnLink(ctx context.Context) {
+	for {
+		n.setCannot(pool.L2, n.cannotServe(pool.L2))
+		if !wake.Pause(ctx, networkAgain) {
+			return
+		}
+	}
+}
+
+// setCannot notes why pods here cannot have addresses of a mode, empty if they can.
+func (n *reporter) setCannot(mode pool.Mode, why string) {
 	why = strings.ToValidUTF8(why, "?")
 	if r := []rune(why); len(r) > mostWhy {
 		why = string(r[:mostWhy])
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.cannotRoute == nil || *n.cannotRoute != why {
-		n.cannotRoute = &why
+	if known, ok := n.cannot[mode]; !ok || known != why {
+		n.cannot[mode] = why
 		n.now.Up()
 	}
+}
+
+// cannotLocked returns what a report is to say of the modes, if the last one says this: of a mode that is not known yet
+// the same.
+func (n *reporter) cannotLocked(last map[string]string) map[string]string {
+	says := maps.Clone(last)
+	for mode, why := range n.cannot {
+		switch {
+		case why == "":
+			delete(says, string(mode))
+		case says == nil:
+			says = map[string]string{string(mode): why}
+		default:
+			says[string(mode)] = why
+		}
+	}
+	return says
 }
 
 // followAudit follows the PodIPAudit until ctx is done.
@@ -154,26 +185,36 @@ func (n *reporter) run(ctx context.Context) {
 	})
 }
 
-// owed returns the audit if its round is to be reported to, nil if it was, and what is known of cannotRoute.
-func (n *reporter) owed() (audit *pool.Audit, cannotRoute *string) {
+// owed returns the audit if its round is to be reported to, nil if it was.
+func (n *reporter) owed() *pool.Audit {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.audit == nil {
-		return nil, nil
+		return nil
 	}
-	known := n.reported == n.audit.Round && (n.cannotRoute == nil || *n.cannotRoute == n.saidCannot)
+	known := n.reported == n.audit.Round && maps.Equal(n.cannotLocked(n.saidCannot), n.saidCannot)
 	waited := n.audit.Recalling || len(n.audit.Asked) > 0
 	if known && !(waited && n.machine.now().Sub(n.reportedAt).Abs() > reportAgain) {
-		return nil, nil
+		return nil
 	}
-	return n.audit, n.cannotRoute
+	return n.audit
+}
+
+// cannotOf returns what the next report is to say of the modes.
+func (n *reporter) cannotOf(last *v1alpha1.PodIPReport) map[string]string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if last == nil {
+		return n.cannotLocked(nil)
+	}
+	return n.cannotLocked(last.Spec.CannotServe)
 }
 
 // report reports what this node holds to the round of the audit, unless it has.
 func (n *reporter) report(ctx context.Context) error {
 	// 1. Whether there is anything to report.
 	listed := n.listing.isComplete()
-	audit, cannot := n.owed()
+	audit := n.owed()
 	if audit == nil {
 		return nil
 	}
@@ -188,22 +229,17 @@ func (n *reporter) report(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if cannot == nil {
-		cannot = new(string)
-		if last != nil {
-			*cannot = last.Spec.CannotRoute
-		}
-	}
+	cannot := n.cannotOf(last)
 	if last != nil && v1alpha1.RoundOf(&last.Spec.Round) >= audit.Round &&
 		slices.ContainsFunc(last.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
-		if last.Spec.CannotRoute != *cannot {
-			last.Spec.CannotRoute = *cannot
+		if !maps.Equal(last.Spec.CannotServe, cannot) {
+			last.Spec.CannotServe = cannot
 			if err := n.api.ApplyReport(ctx, last); err != nil {
 				return err
 			}
-			n.log.Info("Reported whether pods here can have routed addresses", "cannotRoute", *cannot)
+			n.log.Info("Reported which pools pods here cannot have addresses of", "cannotServe", cannot)
 		}
-		n.noteReported(audit.Round, *cannot)
+		n.noteReported(audit.Round, cannot)
 		return nil
 	}
 
@@ -213,7 +249,7 @@ func (n *reporter) report(ctx context.Context) error {
 	}
 
 	// 3. What is there after that.
-	s, err := n.machine.see(ctx, true)
+	s, err := n.see(ctx, *audit)
 	if err != nil {
 		return err
 	}
@@ -222,13 +258,13 @@ func (n *reporter) report(ctx context.Context) error {
 		return err
 	}
 	report := &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: v1alpha1.RoundTime(audit.Round), Held: held,
-		CannotRoute: *cannot}}
+		CannotServe: cannot}}
 	report.OwnerReferences = []metav1.OwnerReference{ownerOf(n.node, node)}
 	if err := n.api.ApplyReport(ctx, report); err != nil {
 		return err
 	}
 	n.log.Info("Reported held pool addresses", "round", audit.Round, "held", len(held))
-	n.noteReported(audit.Round, *cannot)
+	n.noteReported(audit.Round, cannot)
 	return nil
 }
 
@@ -239,7 +275,7 @@ func (n *reporter) heed(ctx context.Context, audit pool.Audit, listed bool) (boo
 	if err != nil {
 		return false, err
 	}
-	s, err := n.machine.see(ctx, true)
+	s, err := n.see(ctx, audit)
 	if err != nil {
 		return false, err
 	}
@@ -268,29 +304,65 @@ func ownerOf(node string, uid types.UID) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: uid}
 }
 
-func (n *reporter) noteReported(round int64, cannotRoute string) {
+func (n *reporter) noteReported(round int64, cannot map[string]string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.reported, n.reportedAt, n.saidCannot = round, n.machine.now(), cannotRoute
-	if n.audit != nil && n.audit.Round != round || n.cannotRoute != nil && *n.cannotRoute != cannotRoute {
+	n.reported, n.reportedAt, n.saidCannot = round, n.machine.now(), cannot
+	if n.audit != nil && n.audit.Round != round || !maps.Equal(n.cannotLocked(cannot), cannot) {
 		n.now.Up()
 	}
 }
 
 // holds reports whether a pod is on the machine, or may be.
 func (n *reporter) holds(ctx context.Context, s *sight, uid string) bool {
-	p, err := n.machine.presence(ctx, s, uid, n.addrsOf(uid, s))
+	p, err := n.machine.presence(ctx, s, n.sought(uid, s))
 	return err != nil || p.netns()
 }
 
-// addrsOf returns the addresses that a pod has been given, as far as the node knows.
-func (n *reporter) addrsOf(uid string, s *sight) []netip.Addr {
+// sought is a pod with the addresses that it has been given, as far as the node knows.
+func (n *reporter) sought(uid string, s *sight) sought {
 	pod := n.known(uid, s)
 	addrs, err := pod.addrs()
 	if err != nil {
-		return nil // the plugin refuses such a pod
+		addrs = nil // the plugin refuses such a pod
 	}
-	return addrs
+	pod.uid = uid
+	return pod.sought(addrs)
+}
+
+// see returns what is on the machine, with the namespaces that may have an address of the pods that a report to an audit
+// is about. The runtime is asked twice: the first time says which pods these are.
+func (n *reporter) see(ctx context.Context, audit pool.Audit) (*sight, error) {
+	s, err := n.machine.see(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	var q hostnet.Question
+	uids := n.concerned(s, audit)
+	for _, b := range s.bound {
+		uids[b.uid(s)] = true
+	}
+	for uid := range uids {
+		pod := n.sought(uid, s)
+		q.Addrs, q.Netns = append(q.Addrs, pod.addrs...), append(q.Netns, pod.netns...)
+	}
+	return n.machine.see(ctx, &q)
+}
+
+// concerned returns the pods that may have addresses of pools here, and those that an audit asks for.
+func (n *reporter) concerned(s *sight, audit pool.Audit) map[string]bool {
+	uids, _ := n.pods.uids()
+	for about := range audit.Asked {
+		if mailbox.ValidPodUID(string(about)) == nil {
+			uids[string(about)] = true
+		}
+	}
+	for _, sandbox := range s.sandboxes {
+		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" {
+			uids[sandbox.Pod.UID] = true
+		}
+	}
+	return uids
 }
 
 // known returns what the node knows of a pod: by its watch and files, else by its sandboxes.
@@ -318,20 +390,11 @@ var errUnknownPod = errors.New("unknown which pod uses it")
 
 // held returns the addresses of pools that pods of this node have.
 func (n *reporter) held(ctx context.Context, s *sight, audit pool.Audit) ([]v1alpha1.PodIPHeld, error) {
-	uids, all := n.pods.uids()
-	for about := range audit.Asked {
-		if mailbox.ValidPodUID(string(about)) == nil {
-			uids[string(about)] = true
-		}
-	}
+	_, all := n.pods.uids()
+	uids := n.concerned(s, audit)
 	wanted := func(b bound) bool {
 		_, asked := audit.Asked[pool.UID(b.Addr.String())]
 		return asked || b.foreign
-	}
-	for _, sandbox := range s.sandboxes {
-		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" {
-			uids[sandbox.Pod.UID] = true
-		}
 	}
 	for _, b := range s.bound {
 		switch uid := b.uid(s); {
@@ -364,7 +427,8 @@ func (n *reporter) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 	if err != nil { // the plugin has refused it
 		addrs = nil
 	}
-	p, err := n.machine.presence(ctx, s, uid, addrs)
+	pod.uid = uid
+	p, err := n.machine.presence(ctx, s, pod.sought(addrs))
 	if err != nil || !p.netns() {
 		return nil, err
 	}

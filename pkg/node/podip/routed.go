@@ -48,9 +48,8 @@ type router struct {
 	table    Table // nil if the node routes nothing
 
 	// As Options has them.
-	subnets     func() []netip.Prefix
-	cannotRoute func() string
-	bridge      func(network string) string
+	subnets func() []netip.Prefix
+	bridge  func(network string) string
 	// podCIDR returns the prefix by which other nodes route to the pods of this one, the zero Prefix if it is not known.
 	// Tests have their own, and their own flannelFile: where flanneld says what its network is.
 	podCIDR     func(is4 bool) netip.Prefix
@@ -67,7 +66,7 @@ type router struct {
 
 func newRouter(o Options) *router {
 	r := &router{
-		node: o.Node, ledgers: o.Ledgers, subnets: o.Subnets, cannotRoute: o.CannotRoute,
+		node: o.Node, ledgers: o.Ledgers, subnets: o.Subnets,
 		bridge: o.Bridge, changed: wake.New(),
 		flannelFile: func() string {
 			return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
@@ -281,10 +280,7 @@ const byCloud = "a cloud router has the routes to its pods (condition NetworkUna
 func (r *router) learnCannotRoute(ctx context.Context) {
 	cloud, asked := false, time.Time{}
 	for {
-		why := ""
-		if r.cannotRoute != nil {
-			why = r.cannotRoute()
-		}
+		why := r.reporter.cannotServe(pool.Routed)
 		if why == "" && r.machine.now().Sub(asked).Abs() >= cloudAgain {
 			routed, err := r.api.RoutedByCloud(ctx)
 			if r.troubles.note("cloud", err); err == nil {
@@ -295,7 +291,7 @@ func (r *router) learnCannotRoute(ctx context.Context) {
 			why = byCloud
 		}
 		if why != "" || !asked.IsZero() {
-			r.reporter.setCannotRoute(why)
+			r.reporter.setCannot(pool.Routed, why)
 		}
 		if !wake.Pause(ctx, networkAgain) {
 			return

@@ -17,6 +17,7 @@ import (
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
+	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -246,50 +247,52 @@ func TestFlannelsNetworkIsKnownOnceFlanneldHasSaidIt(t *testing.T) {
 	})
 }
 
-func TestANodeSaysThatItCannotRoute(t *testing.T) {
+func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 	inWorld(t, func(w *world) {
-		why := "a.conflist: type: expected bridge or ptp"
 		var mu sync.Mutex
-		set := func(s string) {
+		why := map[pool.Mode]string{pool.Routed: "a.conflist: type: expected bridge or ptp"}
+		set := func(mode pool.Mode, s string) {
 			mu.Lock()
 			defer mu.Unlock()
-			why = s
+			why[mode] = s
 		}
-		says := func() string {
+		says := func(mode pool.Mode) string {
 			mu.Lock()
 			defer mu.Unlock()
-			return why
+			return why[mode]
 		}
-		w.k.router.cannotRoute = says
-		want := func(when, want string) {
+		w.k.reporter.cannotServe = says
+		want := func(when, l2, routed string) {
 			t.Helper()
 			w.c.mu.Lock()
 			defer w.c.mu.Unlock()
-			if w.c.report == nil || w.c.report.Spec.CannotRoute != want || !w.c.report.Spec.Round.Equal(micro(5)) {
-				t.Errorf("%s: the report is %+v, want %q", when, w.c.report, want)
+			if r := w.c.report; r == nil || r.Spec.CannotServe["L2"] != l2 || r.Spec.CannotServe["Routed"] != routed ||
+				!r.Spec.Round.Equal(micro(5)) {
+				t.Errorf("%s: the report is %+v, want %q and %q", when, w.c.report, l2, routed)
 			}
 		}
 		over := audit(5, 5)
 		over.Spec.Phase = v1alpha1.PodIPAuditSettled
 		w.c.putAudit(over)
 		w.pass(time.Second)
-		want("no pool is routed", "")
+		want("no pool is routed", "", "")
 		w.k.SetRouted(true)
 		w.pass(time.Second)
-		want("its network cannot", why)
+		want("its network cannot", "", why[pool.Routed])
 
-		set("")
+		set(pool.Routed, "")
+		set(pool.L2, "a.conflist: isGateway: true is not valid")
 		w.c.fail(errDown) // whether a cloud has the routes is not known
 		w.pass(time.Minute)
 		w.c.fail(nil)
 		w.pass(networkAgain)
-		want("its network can", "")
+		want("its network can only route", why[pool.L2], "")
 
 		w.c.mu.Lock()
 		w.c.byCloud = true
 		w.c.mu.Unlock()
 		w.pass(cloudAgain + networkAgain)
-		want("a cloud routes", byCloud)
+		want("a cloud routes", why[pool.L2], byCloud)
 		said := w.c.count("say")
 		w.pass(time.Hour)
 		if n := w.c.count("say") - said; n > 0 {
@@ -297,13 +300,14 @@ func TestANodeSaysThatItCannotRoute(t *testing.T) {
 		}
 
 		w.end()
+		set(pool.L2, "")
 		w.starts(-1) // it finds out again, and says nothing else meanwhile
-		w.k.router.cannotRoute = says
+		w.k.reporter.cannotServe = says
 		w.pass(time.Minute)
-		want("the agent was killed", byCloud)
-		set(strings.Repeat("é", 2000))
+		want("the agent was killed", "", byCloud)
+		set(pool.Routed, strings.Repeat("é", 2000))
 		w.k.SetRouted(true)
 		w.pass(time.Minute)
-		want("a long reason", strings.Repeat("é", mostWhy))
+		want("a long reason", "", strings.Repeat("é", mostWhy))
 	})
 }

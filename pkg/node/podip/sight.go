@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/wake"
@@ -44,48 +42,93 @@ func (b bound) uid(s *sight) string {
 
 // fresh shares what is asked at the same time: each question gets an answer that was begun afterwards. Between
 // two answers it rests restTimes as long as the last one took, at most restMost: while many pods end, a question is
-// always waiting.
+// always waiting. Nobody waits for longer than lookLimit. While a look does not end, because a file or the runtime does
+// not answer, no other one begins.
 type fresh[T any] struct {
+	// take finds an answer.
+	take func(context.Context, hostnet.Question) (T, error)
+	// watched is as Options.Watched, for the loop name.
+	watched func(loop string, work func())
+	name    string
+
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
-	busy sync.Mutex
+	busy bool      // there is a goroutine that answers
 	rest time.Time // the next one begins then
 }
 
 const (
 	restTimes = 16
 	restMost  = time.Second
+	// lookLimit is many times what a look takes at a machine that is full of pods.
+	lookLimit = time.Minute
 )
 
+// errLooks is about a look at the machine that has not ended in time.
+var errLooks = errors.New("scanning the node has not ended in time")
+
+// asked is a look that askers wait for.
 type asked[T any] struct {
+	ctx   context.Context // of the first of them
+	about hostnet.Question
 	done  chan struct{}
 	value T
 	err   error
 }
 
-func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
+// get returns an answer to a question.
+func (f *fresh[T]) get(ctx context.Context, q hostnet.Question) (value T, err error) {
 	f.mu.Lock()
-	if a := f.next; a != nil {
-		f.mu.Unlock()
-		<-a.done
-		return a.value, a.err
+	a := f.next
+	if a == nil {
+		a = &asked[T]{ctx: ctx, done: make(chan struct{})}
+		f.next = a
 	}
-	a := &asked[T]{done: make(chan struct{})}
-	f.next = a
+	a.about.Addrs = append(a.about.Addrs, q.Addrs...)
+	a.about.Netns = append(a.about.Netns, q.Netns...)
+	if !f.busy {
+		f.busy = true
+		go f.answer()
+	}
 	f.mu.Unlock()
+	limit := time.NewTimer(lookLimit)
+	defer limit.Stop()
+	select {
+	case <-a.done:
+		return a.value, a.err
+	case <-ctx.Done():
+		return value, ctx.Err()
+	case <-limit.C:
+		return value, fmt.Errorf("%w (%s)", errLooks, lookLimit)
+	}
+}
 
-	f.busy.Lock()
-	defer f.busy.Unlock()
-	wake.Pause(ctx, time.Until(f.rest))
-	f.mu.Lock()
-	f.next = nil
-	f.mu.Unlock()
-	defer close(a.done)
-	begin := time.Now()
-	a.value, a.err = take()
-	end := time.Now()
-	f.rest = end.Add(min(restTimes*end.Sub(begin), restMost))
-	return a.value, a.err
+// answer answers what is asked, until that is nothing.
+func (f *fresh[T]) answer() {
+	for {
+		f.mu.Lock()
+		a, rest := f.next, time.Until(f.rest)
+		if f.busy = a != nil; a == nil {
+			f.mu.Unlock()
+			return
+		}
+		f.mu.Unlock()
+		wake.Pause(a.ctx, rest)
+		f.mu.Lock()
+		f.next = nil
+		f.mu.Unlock()
+		begin := time.Now()
+		f.watched(f.name, func() {
+			ctx, cancel := context.WithTimeout(a.ctx, lookLimit)
+			defer cancel()
+			a.value, a.err = f.take(ctx, a.about)
+		})
+		end := time.Now()
+		f.mu.Lock()
+		f.rest = end.Add(min(restTimes*end.Sub(begin), restMost))
+		f.mu.Unlock()
+		close(a.done)
+	}
 }
 
 // machine is the node: its sandboxes, ledgers and network namespaces. An error is ignorance: it never means that
@@ -95,7 +138,7 @@ type machine struct {
 	ledgers ledger.Options
 
 	// Tests have their own.
-	observe func(context.Context) (*hostnet.View, error)
+	observe func(context.Context, hostnet.Question) (*hostnet.View, error)
 	lives   func(ledger.Netns) (bool, error)
 	down    func(ledger.Netns) error
 
@@ -105,35 +148,52 @@ type machine struct {
 func newMachine(o Options) *machine {
 	m := &machine{
 		runtime: o.Runtime, ledgers: o.Ledgers,
-		observe: func(ctx context.Context) (*hostnet.View, error) {
-			return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID())
+		observe: func(ctx context.Context, q hostnet.Question) (*hostnet.View, error) {
+			return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID(), q)
 		},
 		lives: func(ns ledger.Netns) (bool, error) { return hostnet.Lives(ns, o.Runtime.PID()) },
 		down:  hostnet.Down,
 	}
+	watched := o.Watched
+	if watched == nil {
+		watched = func(_ string, work func()) { work() }
+	}
+	m.shallow.name, m.shallow.watched = "pools", watched
+	m.shallow.take = func(ctx context.Context, _ hostnet.Question) (*sight, error) { return m.look(ctx, nil) }
+	m.deep.name, m.deep.watched = "pools: namespaces", watched
+	m.deep.take = func(ctx context.Context, q hostnet.Question) (*sight, error) { return m.look(ctx, &q) }
 	if k := o.Kernel; k != nil {
 		m.observe, m.lives, m.down = k.Observe, k.Lives, k.Down
 	}
 	return m
 }
 
-// see returns what is on the machine at a time after the call, with deep also the namespaces in which addresses are
-// configured.
-func (m *machine) see(ctx context.Context, deep bool) (*sight, error) {
-	from := &m.shallow
-	if deep {
-		from = &m.deep
+// see returns what is on the machine at a time after the call, with a question also the namespaces that answer it.
+func (m *machine) see(ctx context.Context, q *hostnet.Question) (*sight, error) {
+	if q == nil {
+		return m.shallow.get(ctx, hostnet.Question{})
 	}
-	return from.get(ctx, func() (*sight, error) { return m.look(ctx, deep) })
+	return m.deep.get(ctx, *q)
 }
 
-// find finds a pod on the machine.
-func (m *machine) find(ctx context.Context, uid string, addrs []netip.Addr, deep bool) (presence, error) {
-	s, err := m.see(ctx, deep)
+// sought is a pod that is sought on the machine.
+type sought struct {
+	uid   string
+	addrs []netip.Addr
+	netns []ledger.Netns // that it is known to have had
+}
+
+// find finds a pod on the machine, with deep also by the namespaces in which its addresses are configured.
+func (m *machine) find(ctx context.Context, pod sought, deep bool) (presence, error) {
+	var q *hostnet.Question
+	if deep {
+		q = &hostnet.Question{Addrs: pod.addrs, Netns: pod.netns}
+	}
+	s, err := m.see(ctx, q)
 	if err != nil {
 		return presence{}, err
 	}
-	return m.presence(ctx, s, uid, addrs)
+	return m.presence(ctx, s, pod)
 }
 
 // now is the time for people.
@@ -147,20 +207,20 @@ func (m *machine) now() time.Time {
 // look looks at the machine, see [machine.see].
 //
 // The runtime is asked before the ledgers: what it does not list yet is in them.
-func (m *machine) look(ctx context.Context, deep bool) (*sight, error) {
+func (m *machine) look(ctx context.Context, q *hostnet.Question) (*sight, error) {
 	s := &sight{}
 	var err error
 	if s.sandboxes, err = m.runtime.Sandboxes(ctx); err != nil {
 		return nil, err
 	}
-	if s.bound, err = m.attached(false); err != nil || !deep {
+	if s.bound, err = m.attached(false); err != nil || q == nil {
 		return s, err
 	}
 	now, err := m.ledgers.Clock.Now()
 	if err != nil {
 		return nil, err
 	}
-	if s.view, err = m.observe(ctx); err != nil {
+	if s.view, err = m.observe(ctx, *q); err != nil {
 		return nil, err
 	}
 	s.view.Close()
@@ -270,11 +330,12 @@ func (p presence) has(id string, addrs []netip.Addr) bool {
 	})
 }
 
-// presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
+// presence returns where a pod is. A namespace in which one of them is configured is the pod's,
 // unless it is another pod's, by the runtime or by a ledger: networks that do not know each other may have the same
 // addresses, and the next pod with the address may have started by the time that its namespace was looked into. A
 // namespace that cannot be read counts as the pod's, too.
-func (m *machine) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
+func (m *machine) presence(ctx context.Context, s *sight, pod sought) (p presence, err error) {
+	uid, addrs := pod.uid, pod.addrs
 	for id, sandbox := range s.sandboxes {
 		switch {
 		case sandbox.Pod.UID != uid:
@@ -293,6 +354,9 @@ func (m *machine) presence(ctx context.Context, s *sight, uid string, addrs []ne
 		return p, nil
 	}
 	for _, a := range addrs {
+		if !s.view.Asked(a) { // it has become known since
+			return p, fmt.Errorf("%s: the network namespaces of the node have not been searched for it", a)
+		}
 		for _, u := range s.view.Users(a) {
 			if !slices.Contains(p.spaces, u) {
 				p.spaces = append(p.spaces, u)
@@ -324,12 +388,10 @@ func (m *machine) withoutOthers(ctx context.Context, s *sight, uid string, users
 			without(space)
 		}
 	}
-	running := map[string]bool{}
 	for id, sandbox := range s.sandboxes {
 		if sandbox.Pod.UID == uid || !sandbox.Ready || len(users) == 0 {
 			continue
 		}
-		running[sandbox.Pod.UID] = true
 		path, err := m.runtime.Netns(ctx, id)
 		if err != nil {
 			return users, err
@@ -342,18 +404,5 @@ func (m *machine) withoutOthers(ctx context.Context, s *sight, uid string, users
 			without(space)
 		}
 	}
-	return slices.DeleteFunc(users, func(u *hostnet.Space) bool {
-		return u.OwnedBy(func(cgroups string) bool { return inPodOf(cgroups, running) })
-	}), nil
-}
-
-// inPodOf reports whether a process is in the cgroup of one of these pods, as kubelet names it.
-func inPodOf(cgroups string, uids map[string]bool) bool {
-	for uid := range uids {
-		if mailbox.ValidPodUID(uid) == nil && (strings.Contains(cgroups, "pod"+uid) ||
-			strings.Contains(cgroups, "pod"+strings.ReplaceAll(uid, "-", "_"))) {
-			return true
-		}
-	}
-	return false
+	return users, nil
 }

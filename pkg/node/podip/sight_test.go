@@ -1,23 +1,32 @@
 package podip
 
 import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
 func TestWhoeverAsksAgainAndAgainKeepsTheMachineBusyForAFifthOfTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var f fresh[time.Time]
 		looks := 0
-		for begin := time.Now(); time.Since(begin) < 10*time.Second; {
-			asked := time.Now()
-			at, err := f.get(t.Context(), func() (time.Time, error) {
+		f := fresh[time.Time]{
+			watched: func(_ string, work func()) { work() },
+			take: func(context.Context, hostnet.Question) (time.Time, error) {
 				now := time.Now()
 				time.Sleep(10 * time.Millisecond)
 				looks++
 				return now, nil
-			})
+			},
+		}
+		for begin := time.Now(); time.Since(begin) < 10*time.Second; {
+			asked := time.Now()
+			at, err := f.get(t.Context(), hostnet.Question{})
 			if err != nil || at.Before(asked) {
 				t.Fatalf("asked at %s, the answer is of %s: %v", asked, at, err)
 			}
@@ -46,18 +55,49 @@ func TestAPodWhoseSandboxRunsIsLookedAtOnceTheRuntimeStopsIt(t *testing.T) {
 	}
 }
 
-func TestAProcessIsAPodsByItsCgroup(t *testing.T) {
-	const uid = "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e"
-	for cgroups, want := range map[string]bool{
-		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c6a5e_8f0e_4d3b_9a55_0d4f6a1c2b3e.slice/" +
-			"cri-containerd-1.scope\n": true,
-		"12:memory:/kubepods/besteffort/pod6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e/1\n": true,
-		"0::/../../pod6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3f/1\n":                      false,
-		"0::/system.slice/docker-1.scope\n":                                          false,
-		"":                                                                           false,
-	} {
-		if is := inPodOf(cgroups, map[string]bool{"": true, uid: true}); is != want {
-			t.Errorf("%q: %t, want %t", cgroups, is, want)
+// A file of a pod, or the runtime, may never answer. Nobody waits for that, and once it ends all goes on.
+func TestALookThatDoesNotEndHoldsUpNobodyForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs, looks, at := make(chan struct{}), 0, ""
+		var about []netip.Addr
+		f := fresh[int]{
+			name: "pools",
+			watched: func(loop string, work func()) {
+				at = loop
+				work()
+				at = ""
+			},
+			take: func(_ context.Context, q hostnet.Question) (int, error) {
+				looks++
+				about = q.Addrs
+				<-hangs
+				return looks, nil
+			},
 		}
-	}
+		var wg sync.WaitGroup
+		for n := range 3 {
+			wg.Go(func() {
+				if _, err := f.get(t.Context(), hostnet.Question{Addrs: []netip.Addr{addr(n)}}); !errors.Is(err, errLooks) {
+					t.Errorf("asker %d: %v", n, err)
+				}
+			})
+			synctest.Wait()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if _, err := f.get(ctx, hostnet.Question{}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("an asker whose time is over: %v", err)
+		}
+		cancel()
+		wg.Wait()
+		if looks != 1 || at != "pools" || len(about) != 1 {
+			t.Errorf("%d looks, about %v, at %q", looks, about, at)
+		}
+		close(hangs)
+		if _, err := f.get(t.Context(), hostnet.Question{}); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+		if at != "" {
+			t.Errorf("at %q", at)
+		}
+	})
 }

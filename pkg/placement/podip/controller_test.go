@@ -1718,7 +1718,7 @@ func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 	const why = "10-lan.conflist: type: expected bridge or ptp"
 	cannot := func(node, why string) *stayputv1alpha1.PodIPReport {
 		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000), CannotRoute: why}}
+			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000), CannotServe: map[string]string{"Routed": why}}}
 	}
 	other := cannot("node-2", why)
 	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), asking("web-0", "far"),
@@ -1731,14 +1731,14 @@ func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 		t.Errorf("no node can, and it has %v, gated %t", has, home.Gated(pod))
 	}
 	if notes := c.notes(); !slices.ContainsFunc(notes, func(n string) bool {
-		return strings.Contains(n, "no node can route addresses, such as node-1, of pool far: "+why)
+		return strings.Contains(n, "no node, such as node-1, can serve pool far (mode Routed): "+why)
 	}) {
 		t.Errorf("said is %q", notes)
 	}
 	if err := a.Get(t.Context(), types.NamespacedName{Name: "node-2"}, other); err != nil {
 		t.Fatal(err)
 	}
-	other.Spec.CannotRoute = ""
+	other.Spec.CannotServe = nil
 	if err := a.Update(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}

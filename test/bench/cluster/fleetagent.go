@@ -87,7 +87,7 @@ func (a *agent) start(ctx context.Context) error {
 	keeper := podip.New(podip.Options{
 		API: api, Node: a.name, Ledgers: a.ledgers, Runtime: a, Log: log, Registry: registry,
 		Kernel: &podip.Kernel{
-			Observe: func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil },
+			Observe: func(context.Context, hostnet.Question) (*hostnet.View, error) { return &hostnet.View{}, nil },
 			Lives:   func(ledger.Netns) (bool, error) { return true, nil },
 			Down:    func(ledger.Netns) error { return nil },
 			Routes:  routes{a},

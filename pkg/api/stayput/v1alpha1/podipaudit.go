@@ -170,11 +170,11 @@ type PodIPReportSpec struct {
 	// +kubebuilder:validation:MaxItems=65536
 	Held []PodIPHeld `json:"held,omitempty"`
 
-	// cannotRoute says why pods of the node cannot have addresses of pools with mode Routed. It is empty if they can, or
-	// if the node does not know.
+	// cannotServe says, by the mode of a pool, why pods of the node cannot have addresses of it. A mode is missing if they
+	// can, or if the node does not know.
 	// +optional
-	// +kubebuilder:validation:MaxLength=1024
-	CannotRoute string `json:"cannotRoute,omitempty"`
+	// +kubebuilder:validation:MaxProperties=8
+	CannotServe map[string]string `json:"cannotServe,omitempty"`
 }
 
 // PodIPHeld is an address that a pod has on a node, by the node's own books.
