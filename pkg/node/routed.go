@@ -3,8 +3,8 @@ package node
 import (
 	"net/netip"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/node/cniconf"
-	"github.com/stayput/stayput/pkg/pool"
 )
 
 // serves reports whether pods that start now have their eth0 from the plugin. With multus that is not known.
@@ -29,13 +29,13 @@ func (a *Agent) bridge(network string) string {
 
 // cannotServe says why pods of the node cannot have addresses of pools of a mode, as far as the configuration says that
 // the runtime uses. Without one, or if it cannot be read, no pod starts anyway.
-func (a *Agent) cannotServe(mode pool.Mode) string {
+func (a *Agent) cannotServe(mode v1alpha1.PodIPPoolMode) string {
 	dir, _ := cniconf.ReadDir(a.o.CNIConfDir)
 	if len(dir.Files) == 0 {
 		return ""
 	}
 	conf := dir.Conf(dir.Files[0])
-	if mode == pool.Routed {
+	if mode == v1alpha1.ModeRouted {
 		return conf.CannotRoute()
 	}
 	return conf.CannotServeL2()

@@ -48,6 +48,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/util/workqueue"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/apiserver"
@@ -55,7 +56,6 @@ import (
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
-	"github.com/stayput/stayput/pkg/pool"
 )
 
 // Runtime is the container runtime, a *cri.Client.
@@ -80,7 +80,7 @@ type Options struct {
 	Subnets func() []netip.Prefix
 	// CannotServe says why the node's network can have no addresses of pools of a mode. It returns an empty string if it
 	// can or if that is not known. A nil CannotServe means that it can.
-	CannotServe func(mode pool.Mode) string
+	CannotServe func(mode v1alpha1.PodIPPoolMode) string
 	// Serves reports whether pods that start now have their eth0 from the plugin. If not, no pod has an address of a pool
 	// only because it runs. A nil Serves means that they have.
 	Serves func() bool
@@ -170,7 +170,7 @@ func newKeeper(o Options, api api) *Keeper {
 		machine: k.machine, troubles: k.troubles, now: reportNow, cannotServe: o.CannotServe,
 	}
 	if o.CannotServe == nil {
-		k.reporter.cannotServe = func(pool.Mode) string { return "" }
+		k.reporter.cannotServe = func(v1alpha1.PodIPPoolMode) string { return "" }
 	}
 	k.router = newRouter(o)
 	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine

@@ -51,13 +51,13 @@ type reporter struct {
 	now      wake.Signal // there may be something to report
 	recalled func()      // is called when PodIPs may be others
 	// cannotServe is as Options.CannotServe. Tests have their own.
-	cannotServe func(mode pool.Mode) string
+	cannotServe func(mode v1alpha1.PodIPPoolMode) string
 
 	mu    sync.Mutex
 	audit *pool.Audit // nil if there is none, or it is not known
 	// cannot is why pods here cannot have addresses of pools of a mode, empty if they can. A mode is missing while that is
 	// not known.
-	cannot map[pool.Mode]string
+	cannot map[v1alpha1.PodIPPoolMode]string
 	// reported is the round that this node has reported, 0 if it is not known, and when it was found out; saidCannot is
 	// what the report says of cannot.
 	reported   int64
@@ -69,7 +69,7 @@ type reporter struct {
 func (n *reporter) reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.audit, n.reported, n.cannot = nil, 0, map[pool.Mode]string{}
+	n.audit, n.reported, n.cannot = nil, 0, map[v1alpha1.PodIPPoolMode]string{}
 }
 
 // owes reports whether the node has not reported yet.
@@ -83,7 +83,7 @@ func (n *reporter) owes() bool {
 // routed ones is the router's to find out.
 func (n *reporter) learnLink(ctx context.Context) {
 	for {
-		n.setCannot(pool.L2, n.cannotServe(pool.L2))
+		n.setCannot(v1alpha1.ModeL2, n.cannotServe(v1alpha1.ModeL2))
 		if !wake.Pause(ctx, networkAgain) {
 			return
 		}
@@ -91,7 +91,7 @@ func (n *reporter) learnLink(ctx context.Context) {
 }
 
 // setCannot notes why pods here cannot have addresses of a mode, empty if they can.
-func (n *reporter) setCannot(mode pool.Mode, why string) {
+func (n *reporter) setCannot(mode v1alpha1.PodIPPoolMode, why string) {
 	why = strings.ToValidUTF8(why, "?")
 	if r := []rune(why); len(r) > mostWhy {
 		why = string(r[:mostWhy])

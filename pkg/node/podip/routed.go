@@ -280,7 +280,7 @@ const byCloud = "a cloud router has the routes to its pods (condition NetworkUna
 func (r *router) learnCannotRoute(ctx context.Context) {
 	cloud, asked := false, time.Time{}
 	for {
-		why := r.reporter.cannotServe(pool.Routed)
+		why := r.reporter.cannotServe(v1alpha1.ModeRouted)
 		if why == "" && r.machine.now().Sub(asked).Abs() >= cloudAgain {
 			routed, err := r.api.RoutedByCloud(ctx)
 			if r.troubles.note("cloud", err); err == nil {
@@ -291,7 +291,7 @@ func (r *router) learnCannotRoute(ctx context.Context) {
 			why = byCloud
 		}
 		if why != "" || !asked.IsZero() {
-			r.reporter.setCannot(pool.Routed, why)
+			r.reporter.setCannot(v1alpha1.ModeRouted, why)
 		}
 		if !wake.Pause(ctx, networkAgain) {
 			return

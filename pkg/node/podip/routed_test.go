@@ -17,7 +17,6 @@ import (
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
-	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -250,13 +249,13 @@ func TestFlannelsNetworkIsKnownOnceFlanneldHasSaidIt(t *testing.T) {
 func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var mu sync.Mutex
-		why := map[pool.Mode]string{pool.Routed: "a.conflist: type: expected bridge or ptp"}
-		set := func(mode pool.Mode, s string) {
+		why := map[v1alpha1.PodIPPoolMode]string{v1alpha1.ModeRouted: "a.conflist: type: expected bridge or ptp"}
+		set := func(mode v1alpha1.PodIPPoolMode, s string) {
 			mu.Lock()
 			defer mu.Unlock()
 			why[mode] = s
 		}
-		says := func(mode pool.Mode) string {
+		says := func(mode v1alpha1.PodIPPoolMode) string {
 			mu.Lock()
 			defer mu.Unlock()
 			return why[mode]
@@ -278,21 +277,21 @@ func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 		want("no pool is routed", "", "")
 		w.k.SetRouted(true)
 		w.pass(time.Second)
-		want("its network cannot", "", why[pool.Routed])
+		want("its network cannot", "", why[v1alpha1.ModeRouted])
 
-		set(pool.Routed, "")
-		set(pool.L2, "a.conflist: isGateway: true is not valid")
+		set(v1alpha1.ModeRouted, "")
+		set(v1alpha1.ModeL2, "a.conflist: isGateway: true is not valid")
 		w.c.fail(errDown) // whether a cloud has the routes is not known
 		w.pass(time.Minute)
 		w.c.fail(nil)
 		w.pass(networkAgain)
-		want("its network can only route", why[pool.L2], "")
+		want("its network can only route", why[v1alpha1.ModeL2], "")
 
 		w.c.mu.Lock()
 		w.c.byCloud = true
 		w.c.mu.Unlock()
 		w.pass(cloudAgain + networkAgain)
-		want("a cloud routes", why[pool.L2], byCloud)
+		want("a cloud routes", why[v1alpha1.ModeL2], byCloud)
 		said := w.c.count("say")
 		w.pass(time.Hour)
 		if n := w.c.count("say") - said; n > 0 {
@@ -300,12 +299,12 @@ func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 		}
 
 		w.end()
-		set(pool.L2, "")
+		set(v1alpha1.ModeL2, "")
 		w.starts(-1) // it finds out again, and says nothing else meanwhile
 		w.k.reporter.cannotServe = says
 		w.pass(time.Minute)
 		want("the agent was killed", "", byCloud)
-		set(pool.Routed, strings.Repeat("é", 2000))
+		set(v1alpha1.ModeRouted, strings.Repeat("é", 2000))
 		w.k.SetRouted(true)
 		w.pass(time.Minute)
 		want("a long reason", "", strings.Repeat("é", mostWhy))

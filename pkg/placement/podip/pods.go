@@ -352,16 +352,17 @@ func (c *Claimer) findDeployment(ctx context.Context, s *session, p *pool.Pod) e
 		return err
 	}
 	owner := metav1.GetControllerOf(set)
-	if owner == nil {
+	if owner == nil || string(set.UID) != p.Workload.UID { // or the pod is another one's, whatever it says
 		return nil
 	}
 	c.mu.Lock()
 	defer c.unlock()
-	c.above[p.Workload.UID] = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
+	above := pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
 		UID: string(owner.UID)}
+	c.above[ownerOf(p)] = above
 	if is := s.book.Pod(p.UID); is != nil {
 		again := *is
-		again.Workload = c.above[p.Workload.UID]
+		again.Workload = above
 		s.book.SetPod(again)
 	}
 	return nil

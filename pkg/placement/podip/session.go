@@ -135,7 +135,7 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	if pod.TooLong() {
 		err = errors.New(cluster.TooLongNote + ": the pod stays gated, without an address")
 	}
-	if above, ok := s.c.above[current.Workload.UID]; ok {
+	if above, ok := s.c.above[ownerOf(&current)]; ok {
 		current.Workload = above
 	}
 	if err == nil && current.Assigned != nil && !s.vouchedLocked(&current, core) {

@@ -49,7 +49,7 @@ type state struct {
 	pools      map[string]*stayputv1alpha1.PodIPPool
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace
-	above      map[string]pool.Workload   // of a ReplicaSet, by UID
+	above      map[ownerKey]pool.Workload // of a ReplicaSet
 	unlabelled map[string]struct{}        // namespaces that the policy has not labelled
 	unready    map[string]string          // why pools of mode Calico give nothing, empty if they give; for the session
 	guard      string                     // names what guards the addresses of pods, empty if nothing is known to
@@ -66,7 +66,7 @@ func newState(o Options) *state {
 		toLabel: make(chan struct{}, 1), toReserve: make(chan struct{}, 1), toDate: make(chan struct{}, 1),
 		unlabelled: map[string]struct{}{}, unready: map[string]string{},
 		first: make(chan struct{}), read: make(chan struct{}),
-		unanswered: map[types.NamespacedName]struct{}{}, above: map[string]pool.Workload{},
+		unanswered: map[types.NamespacedName]struct{}{}, above: map[ownerKey]pool.Workload{},
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 	}
 	c.metrics = newMetrics(c)
@@ -87,6 +87,12 @@ const (
 	idle                   // there is none
 	serving
 )
+
+// ownerKey names the owner of pods. Whoever writes a pod chooses the UID in its owner reference, which may be that of
+// an object of another namespace.
+type ownerKey struct{ namespace, uid string }
+
+func ownerOf(p *pool.Pod) ownerKey { return ownerKey{p.Namespace, p.Workload.UID} }
 
 // namespace is what matters of one.
 type namespace struct {
