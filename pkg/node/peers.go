@@ -87,20 +87,24 @@ func (a *announcer) announceDue(pending []*announcement) (later []*announcement)
 		}
 		e := p.event
 		hw, err := hostnet.Announce(e.Netns, e.Key.IfName, e.Addrs)
+		taken := errors.Is(err, hostnet.ErrNoAddresses) // by a sandboxed runtime, or not configured yet
 		attrs := []any{"pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs}
+		if hw != nil {
+			for _, addr := range e.Addrs {
+				mac[addr] = hw
+			}
+		}
 		switch {
 		case err == nil:
 			a.metrics.announced.Inc()
-			if hw != nil {
-				for _, addr := range e.Addrs {
-					mac[addr] = hw
-				}
-			}
 			a.log.Debug("Announced", append(attrs, "mac", hw.String())...)
 			if !p.made {
 				p.made, p.due = true, now.Add(announceAgain)
 				later = append(later, p)
 			}
+		case taken && (p.made || now.After(p.giveUp)):
+			a.metrics.announced.Inc()
+			a.log.Debug("Announced for a sandboxed runtime", append(attrs, "mac", hw.String())...)
 		case errors.Is(err, fs.ErrNotExist) || p.made:
 			a.log.Debug("Skipped announcement, the pod has ended", append(attrs, "err", err)...)
 		case now.After(p.giveUp):

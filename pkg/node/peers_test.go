@@ -161,9 +161,55 @@ func TestAnAddressIsAnnouncedOnceTheMainPluginHasConfiguredIt(t *testing.T) {
 		func() bool { pending = w.a.announcer.announceDue(pending); return len(pending) == 0 })
 }
 
+// gVisor takes the addresses of its sandbox over, and answers for them by the interface's own link-layer address. It may
+// do that before the agent has seen one of them there.
+func TestTheAddressOfASandboxedRuntimeIsAnnounced(t *testing.T) {
+	w := newWorld(t)
+	pod, peer := w.pair()
+	remember(t, peer, oldMAC, netlink.NUD_STALE)
+	var mac net.HardwareAddr
+	nodetest.In(t, pod, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil {
+			mac = link.Attrs().HardwareAddr
+		}
+		return err
+	})
+	now := time.Now()
+	p := &announcement{event: restoredEvent(pod), wait: firstRetry, due: now, giveUp: now.Add(configureTime)}
+	pending := w.a.announcer.announceDue([]*announcement{p})
+	if len(pending) != 1 || p.made {
+		t.Fatal("it is taken for configured")
+	}
+	eventually(t, "the peer knows", func() bool {
+		pending = w.a.announcer.announceDue(pending)
+		return bytes.Equal(remembered(t, peer, podAddrs[0]), mac) && bytes.Equal(remembered(t, peer, podAddrs[1]), mac)
+	})
+	p.due, p.giveUp = now, now
+	pending = w.a.announcer.announceDue(pending)
+	if n := testutil.ToFloat64(w.a.metrics.peerErrors); len(pending) != 0 || n != 0 {
+		t.Errorf("pending %v, %v errors", pending, n)
+	}
+
+	// The interface itself may be gone.
+	nodetest.In(t, pod, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(link)
+	})
+	p = &announcement{event: restoredEvent(pod), due: now, giveUp: now}
+	if later := w.a.announcer.announceDue([]*announcement{p}); len(later) != 0 ||
+		testutil.ToFloat64(w.a.metrics.peerErrors) != 0 {
+		t.Errorf("still pending: %v", later)
+	}
+}
+
 func TestAPodThatNeverGetsItsAddressIsGivenUp(t *testing.T) {
 	w := newWorld(t)
 	pod, _ := w.pair()
+	nodetest.Configure(t, pod, netip.MustParseAddr("192.0.2.99"))
 	now := time.Now()
 	p := &announcement{event: restoredEvent(pod), due: now, giveUp: now.Add(-time.Second)}
 	if later := w.a.announcer.announceDue([]*announcement{p}); len(later) != 0 {

@@ -220,6 +220,10 @@ func namesIn(dir string) ([]string, error) {
 // verify holds what the ledger says against what is configured in the pod.
 func (p *policies) verify(at attached, s Sandbox, addrs []netip.Addr) {
 	missing, err := hostnet.Missing(s.Netns, addrs)
+	if errors.Is(err, hostnet.ErrNoAddresses) {
+		p.log.Debug("Cannot verify the addresses of a sandboxed runtime", s.attrs("addrs", addrs, "err", err)...)
+		return
+	}
 	if err != nil {
 		p.log.Warn("Cannot verify the pod's addresses", s.attrs("addrs", addrs, "err", err)...)
 		return

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -85,6 +86,7 @@ func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", nil)
 	addr := w.add(s)
+	nodetest.Configure(t, s.Netns, addr.Next())
 	w.a.RunPodSandbox(s)
 	w.settle()
 	w.wantSaid(retainedip.EventNotConfigured)
@@ -93,6 +95,20 @@ func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {
 	w.settle()
 	w.wantSaid(retainedip.EventNotConfigured) // no second one
 	if n := testutil.ToFloat64(w.a.metrics.verifyFailures); n != 1 {
+		t.Errorf("counted %v", n)
+	}
+}
+
+// gVisor takes the addresses of its sandbox over.
+func TestASandboxedRuntimeThatHasTakenTheAddressesIsNoFault(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", nil)
+	w.add(s)
+	nodetest.Configure(t, s.Netns, netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("fe80::1"))
+	w.a.RunPodSandbox(s)
+	w.settle()
+	w.wantSaid()
+	if n := testutil.ToFloat64(w.a.metrics.verifyFailures); n != 0 {
 		t.Errorf("counted %v", n)
 	}
 }

@@ -80,7 +80,7 @@ func TestWithoutNRIOnlyPodsOfStayputsSayWhatCNIHandsOn(t *testing.T) {
 func TestWithoutNRIAnAddressIsVerifiedToo(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
-	w.add(s)
+	nodetest.Configure(t, s.Netns, w.add(s).Next())
 	w.runs(s)
 	w.a.unseen.look(t.Context())
 	w.settle()

@@ -248,7 +248,9 @@ func (s *story) stdin(a *attachment, by string, more map[string]any) []byte {
 	if conf["cniVersion"] == nil {
 		conf["cniVersion"] = "1.1.0"
 	}
-	conf["type"] = "bridge"
+	if conf["type"] == nil {
+		conf["type"] = "bridge"
+	}
 	ipam := map[string]any{}
 	if m, ok := conf["ipam"].(map[string]any); ok {
 		ipam = maps.Clone(m)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -18,6 +17,10 @@ import (
 // ifname of the namespace at path, and returns the link-layer address that it announced. It is an error as long as
 // the main plugin has not configured the addresses, and fs.ErrNotExist once the namespace has gone. A link without
 // Ethernet addresses has nothing to announce: nil.
+//
+// If the namespace has no addresses, it announces them too, and returns ErrNoAddresses as well: a sandboxed runtime that
+// has taken them answers for them by the interface's link-layer address. If it has taken the interface, too, nothing can
+// be announced.
 func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error) {
 	ns, err := Open(path)
 	if err != nil {
@@ -30,24 +33,24 @@ func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error)
 	}
 	defer h.Close()
 	link, err := h.LinkByName(ifname)
-	if err != nil {
+	if none := (netlink.LinkNotFoundError{}); errors.As(err, &none) {
+		return nil, fmt.Errorf("%s is gone: %w", ifname, ErrNoAddresses)
+	} else if err != nil {
 		return nil, err
 	}
-	missing := slices.Clone(addrs)
-	err = eachAddr(ns, func(there configured) {
-		if there.link == link.Attrs().Index && there.flags&unix.IFA_F_TENTATIVE == 0 {
-			missing = slices.DeleteFunc(missing, func(a netip.Addr) bool { return a == there.addr })
-		}
+	not, taken := missing(ns, addrs, func(there configured) bool {
+		return there.link == link.Attrs().Index && there.flags&unix.IFA_F_TENTATIVE == 0
 	})
-	if err != nil {
-		return nil, err
-	}
-	if len(missing) > 0 {
-		return nil, fmt.Errorf("%s is not configured on %s yet", missing[0], ifname)
+	switch {
+	case errors.Is(taken, ErrNoAddresses):
+	case taken != nil:
+		return nil, taken
+	case len(not) > 0:
+		return nil, fmt.Errorf("%s is not configured on %s yet", not[0], ifname)
 	}
 	hw := link.Attrs().HardwareAddr
 	if link.Attrs().EncapType != "ether" || len(hw) != 6 {
-		return nil, nil
+		return nil, taken
 	}
 	var fd int
 	err = onlink.In(ns, func() error {
@@ -65,7 +68,7 @@ func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error)
 			return nil, fmt.Errorf("announcing %s: %w", addr, err)
 		}
 	}
-	return hw, nil
+	return hw, taken
 }
 
 // ForgetNeighbours deletes the node's own entries that name another link-layer address than the pod's. What an

@@ -125,21 +125,35 @@ func parseConfigured(msg []byte) (a configured, ok bool) {
 	return a, false
 }
 
-// Missing returns those of addrs that are not configured in the namespace at path.
+// ErrNoAddresses means that a namespace has no address but the loopback's and link-local ones. So it is before the main
+// plugin has configured it, and once a sandboxed runtime such as gVisor has started: that takes over the interfaces, or
+// their addresses, and answers for them itself.
+var ErrNoAddresses = errors.New("the network namespace has no addresses")
+
+// missing returns those of addrs that are not configured in a namespace. The error may be ErrNoAddresses. Only what
+// counts does, if counts is not nil.
+func missing(ns *os.File, addrs []netip.Addr, counts func(configured) bool) ([]netip.Addr, error) {
+	not, none := slices.Clone(addrs), true
+	err := eachAddr(ns, func(there configured) {
+		none = none && (there.addr.IsLoopback() || there.addr.IsLinkLocalUnicast())
+		if counts == nil || counts(there) {
+			not = slices.DeleteFunc(not, func(a netip.Addr) bool { return a == there.addr })
+		}
+	})
+	if err == nil && none {
+		err = ErrNoAddresses
+	}
+	return not, err
+}
+
+// Missing returns those of addrs that are not configured in the namespace at path. The error may be ErrNoAddresses.
 func Missing(path string, addrs []netip.Addr) ([]netip.Addr, error) {
 	ns, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	missing := slices.Clone(addrs)
-	err = eachAddr(ns, func(there configured) {
-		missing = slices.DeleteFunc(missing, func(a netip.Addr) bool { return a == there.addr })
-	})
-	if err != nil {
-		return nil, err
-	}
-	return missing, nil
+	return missing(ns, addrs, nil)
 }
 
 // Down takes every interface of a recorded namespace down, but the loopback: nothing in it answers for an address any
