@@ -141,7 +141,7 @@ func (o *outlook) foretell(pod *corev1.Pod) {
 		}
 		o.say("Node: %s, and no other node as long as it can take the pod.", name)
 		o.foretellIP(there)
-		o.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), "+
+		o.say("If its home is down, cordoned, tainted or full by then, or its kubelet rejects it, %s waits %s for it (%s), "+
 			"then goes elsewhere with another IP.", who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
 	case home.OutcomeWait:
 		o.Node = node

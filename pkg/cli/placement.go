@@ -47,7 +47,7 @@ func (f *facts) placement() (all []string) {
 		if why := f.leaderless(); why != "" {
 			all = append(all, why)
 		}
-		reasons = slices.Insert(reasons, 0, home.ReasonHomeWait, home.ReasonAddressWait)
+		reasons = slices.Insert(reasons, 0, home.ReasonHomeWait, home.ReasonAddressWait, home.ReasonNotPlaced)
 	case f.asksPools != "" && !has(p, stayputv1alpha1.AnnotationAddresses):
 		reasons = slices.Insert(reasons, 0, home.ReasonAddressWait)
 	case p.Spec.NodeName == "":

@@ -119,8 +119,9 @@ What is promised
 If it is deleted now
   Node: node-1, and no other node as long as it can take the pod.
   IP: 10.1.0.9, kept for 10m after the pod stops.
-  If its home is down, cordoned, tainted or full by then, the new pod waits 60s
-    for it (stayput.io/home-wait), then goes elsewhere with another IP.
+  If its home is down, cordoned, tainted or full by then, or its kubelet rejects
+    it, the new pod waits 60s for it (stayput.io/home-wait), then goes
+    elsewhere with another IP.
 `
 
 func TestAStoryIsToldInWords(t *testing.T) {

@@ -1,9 +1,11 @@
 package home
 
 import (
+	"cmp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -23,6 +25,29 @@ func (a Affinity) Empty() bool { return !a.narrows() && len(a.Preferred) == 0 }
 
 // narrows reports whether there is a node on which a pod could do without this affinity, and cannot start with it.
 func (a Affinity) narrows() bool { return a.Requires() || len(a.Without) > 0 }
+
+// And returns what asks for both.
+func (a Affinity) And(b Affinity) Affinity {
+	return Affinity{Required: slices.Concat(a.Required, b.Required), Node: cmp.Or(a.Node, b.Node),
+		Without: slices.Concat(a.Without, b.Without), Preferred: slices.Concat(a.Preferred, b.Preferred)}
+}
+
+// In reports whether a pod has all of this affinity, so that [Affinity.Merge] would add nothing.
+func (a Affinity) In(pod *corev1.Pod) bool {
+	if a.Empty() {
+		return true
+	}
+	own := NodeAffinityOf(pod)
+	return own != nil && equality.Semantic.DeepEqual(own, a.Merge(own))
+}
+
+// NodeAffinityOf returns a pod's own node affinity, nil if it has none.
+func NodeAffinityOf(pod *corev1.Pod) *corev1.NodeAffinity {
+	if pod.Spec.Affinity == nil {
+		return nil
+	}
+	return pod.Spec.Affinity.NodeAffinity
+}
 
 // Merge returns a pod's own node affinity (nil if it has none) with this one added. own is left alone, nothing of it is
 // lost, and merging again adds nothing: a pod whose gate could not be removed is merged twice.
@@ -85,11 +110,11 @@ func byName(operator corev1.NodeSelectorOperator, node string) corev1.NodeSelect
 
 // KeptFrom reports whether a pod rules a node out by its name, in each required term.
 func KeptFrom(pod *corev1.Pod, node string) bool {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil ||
-		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	own := NodeAffinityOf(pod)
+	if own == nil || own.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return false
 	}
-	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	terms := own.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	return len(terms) > 0 && !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
 		return !slices.ContainsFunc(t.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
 			return sameRequirement(r, byName(corev1.NodeSelectorOpNotIn, node))

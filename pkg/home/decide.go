@@ -26,7 +26,9 @@ type Situation struct {
 	Since time.Time
 	// Waited is the home for which the pod is known to have waited until now, empty if there is none.
 	Waited string
-	Nodes  Nodes
+	// Rejections are those of the pod's predecessors.
+	Rejections Rejections
+	Nodes      Nodes
 	// Lost reports whether the cluster lost a node a moment ago, nil if it lost none. The scheduler may not know that yet.
 	Lost func(node string) bool
 }
@@ -58,7 +60,9 @@ type Decision struct {
 	Reason string
 	// Retry is when to decide again at the latest, zero if not before something changes.
 	Retry time.Duration
-	// Node or, if it is empty, the nodes with Labels are what a pod waits for: a change of theirs can end the wait.
+	// Patience is how much longer the pod may wait for its home, zero or less if no longer.
+	Patience time.Duration
+	// Node or, if it is empty, the nodes with Labels are the home: a change of theirs can end a wait for it.
 	Node   string
 	Labels map[string]string
 	// Lost is the home for which the pod waited, if it no longer qualifies as its home; empty otherwise.
@@ -73,17 +77,28 @@ const forever = time.Duration(1<<63 - 1)
 // Decide places a pod that is gated, or that is pinned to its home and has no node yet.
 func Decide(s Situation) Decision {
 	d := Decision{Outcome: OutcomeFree}
-	left, err := s.patience()
+	if over := oversized(s.Pod); over != "" {
+		d.Notes = append(d.Notes, over+": its home is not looked for, and its node affinity stays as it is")
+		return d
+	}
+	wait, whileKept, err := Wait(s.Pod.Annotations)
 	prefers, errPrefers := Prefers(s.Pod.Annotations)
 	for _, err := range []error{err, errPrefers} {
 		if err != nil {
 			d.Notes = append(d.Notes, err.Error())
 		}
 	}
+	p := placing{Situation: s, pod: candidateOf(s.Pod), prefers: prefers}
 	if !Gated(s.Pod) {
-		return decidePinned(s, d, left)
+		p.Rejections = Rejections{} // the scheduler has it now
+		d.Patience = p.patience(wait, whileKept)
+		return p.decidePinned(d)
 	}
-	d = decideGated(s, d, left, prefers)
+	p.findHome(&d)
+	if d.Patience = p.patience(wait, whileKept); p.prefers && p.node != s.Address.Node {
+		d.Patience = 0 // a node that is only recorded is preferred, not waited for
+	}
+	p.decideGated(&d)
 	d.avoidLost(s)
 	if s.Waited != d.Home {
 		d.Lost = s.Waited
@@ -91,55 +106,127 @@ func Decide(s Situation) Decision {
 	return d
 }
 
-func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Decision {
+// placing is a decision in the making.
+type placing struct {
+	Situation
+	pod     candidate
+	prefers bool
+	// node is the home by name. If that is empty, required are the labels of the nodes that are the home.
+	node     string
+	required map[string]string
+}
 
-	// 1. The home. The address comes first: a record of another place is older than it.
-	required, affinity := s.Record.affinity(s.Nodes)
-	d.Affinity = affinity
-	node := s.Nodes.Node(s.Address.Node)
-	switch {
-	case s.Address.Node == "" && len(required) == 0 && s.Record.lost(s.Nodes):
-		d.Outcome, d.Home, d.Reason = OutcomeElsewhere, NodeHome(s.Record.State.NodeName), "no longer exists"
-		return d
-	case s.Address.Node == "" && len(required) == 0:
-		if !d.Affinity.Empty() {
-			d.Outcome, d.Home = OutcomeHome, s.Record.State.NodeName
-		}
-		if node := s.Nodes.Node(s.Record.drawnTo()); prefers && node != nil && obstacleTo(node, s.Pod).reason == "" {
-			d.nominate(s, node.Name)
-		}
-		return d
-	case s.Address.Node != "" && node != nil && !hasLabels(node, required):
+// findHome finds the home. The address comes first: a record of another place is older than it.
+func (p *placing) findHome(d *Decision) {
+	p.required, d.Affinity = p.Record.affinity(p.Nodes)
+	p.node = p.Address.Node
+	if p.node == "" && p.Record != nil && p.Record.ByName {
+		p.node = p.Record.State.NodeName
+	}
+	if node := p.Nodes.Node(p.Address.Node); node != nil && !hasLabels(node, p.required) {
 		d.Notes = append(d.Notes, fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, "+
-			"has other labels: using the node of the IP", s.Record.Object.Name, spell(required), s.Address.Node))
-		d.Affinity.Required, required = nil, nil
+			"has other labels: using the node of the IP", p.Record.Object.Name, spell(p.required), p.Address.Node))
+		d.Affinity.Required, p.required = nil, nil
 	}
-
-	// 2. Whether it can take the pod.
-	var o obstacle
-	if s.Address.Node != "" {
-		d.Home = NodeHome(s.Address.Node)
-		o = obstacleTo(node, s.Pod)
-	} else {
-		d.Home = "nodes with " + spell(required)
-		o = obstacleToAll(s.Nodes, s.Record.State.NodeName, required, s.Pod)
-	}
+	home := p.node
 	switch {
-	case o.reason == "" && s.GivenUp:
-		d.elsewhere("had no room for the pod")
-		d.pull(s, required) // there may be room by now
-	case o.reason == "" && s.Address.Node != "" && prefers:
+	case home != "":
+		d.Home = NodeHome(home)
+	case len(p.required) > 0:
+		d.Home = "nodes with " + spell(p.required)
+	case p.Record.lost(p.Nodes):
+		d.Home = NodeHome(p.Record.State.NodeName)
+	case !d.Affinity.Empty():
+		home = p.Record.State.NodeName
+		d.Home = home
+	}
+	if !p.Rejections.concern(home, p.required, p.Nodes) {
+		p.Rejections = Rejections{}
+	}
+	d.Node, d.Labels = p.node, p.required
+}
+
+// decideGated decides whether the pod goes to its home.
+func (p *placing) decideGated(d *Decision) {
+	switch {
+	case p.node != "":
+		p.decideHome(d, p.obstacle(d, p.Nodes.Node(p.node)))
+	case len(p.required) > 0:
+		p.decideHome(d, p.obstacleToAll(d))
+	default:
+		p.decideUnheld(d)
+	}
+	if d.Outcome != OutcomeWait && p.rejecting(d) { // the scheduler does not know
+		d.Affinity.Without = append(d.Affinity.Without, p.Rejections.Nodes...)
+	}
+}
+
+// decideUnheld is for a pod that nothing holds at a home, or whose home is gone. What is preferred holds no pod up.
+func (p *placing) decideUnheld(d *Decision) {
+	switch {
+	case !d.Affinity.Empty():
 		d.Outcome = OutcomeHome
-		d.pull(s, nil)
+		if node := p.Nodes.Node(p.Record.drawnTo()); p.prefers && node != nil && p.obstacle(d, node).reason == "" {
+			d.nominate(p.Situation, node.Name)
+		}
+	case d.Home != "":
+		d.elsewhere("no longer exists")
+	}
+}
+
+// decideHome is for a pod that may be held at its home, given what keeps that from taking it.
+func (p *placing) decideHome(d *Decision, o obstacle) {
+	switch {
+	case o.reason == "" && p.GivenUp:
+		d.elsewhere("had no room for the pod")
+		p.pull(d) // there may be room by now
+	case o.reason == "" && p.node != "" && p.prefers:
+		d.Outcome = OutcomeHome
+		p.pull(d)
 	case o.reason == "":
-		d.Outcome, d.Affinity.Node = OutcomeHome, s.Address.Node
-	case !o.permanent && !s.GivenUp && left > 0:
+		d.Outcome, d.Affinity.Node = OutcomeHome, p.node
+	case !o.permanent && !p.GivenUp && d.Patience > 0:
 		d.Affinity = Affinity{}
-		d.wait(s, o.reason, required, left)
+		d.wait(p.Situation, o)
 	default:
 		d.elsewhere(o.reason)
 	}
-	return d
+}
+
+// rejecting reports whether the nodes that rejected the pod's predecessors are still to be avoided.
+func (p *placing) rejecting(d *Decision) bool {
+	return p.Rejections.Times > 0 && (p.Now.Before(p.Rejections.again()) || d.Patience <= 0)
+}
+
+// obstacle returns what keeps a node from taking the pod.
+func (p *placing) obstacle(d *Decision, node *corev1.Node) obstacle {
+	o := p.pod.obstacle(node)
+	if o.reason == "" && p.rejecting(d) && slices.Contains(p.Rejections.Nodes, node.Name) {
+		return obstacle{reason: "rejected the pod (" + p.Rejections.Words + ")", retry: p.Rejections.again().Sub(p.Now)}
+	}
+	return o
+}
+
+// obstacleToAll returns what keeps every node with the required labels from taking the pod. It tries the recorded node
+// before it lists the others.
+func (p *placing) obstacleToAll(d *Decision) obstacle {
+	if n := p.Nodes.Node(p.Record.State.NodeName); n != nil && hasLabels(n, p.required) {
+		if o := p.obstacle(d, n); o.reason == "" {
+			return o
+		}
+	}
+	worst := obstacle{reason: "no longer exist", permanent: true}
+	for i, n := range p.Nodes.Labelled(p.required) {
+		o := p.obstacle(d, n)
+		if o.reason == "" {
+			return o
+		}
+		if i == 0 || worst.permanent {
+			worst = o
+			worst.reason = "cannot take the pod: node " + n.Name + " " + o.reason
+		}
+	}
+	return worst
 }
 
 // avoidLost keeps a pod off the node where it was, if the cluster has just lost that: the scheduler may not know yet,
@@ -153,34 +240,35 @@ func (d *Decision) avoidLost(s Situation) {
 	if last == "" || s.Lost == nil || !s.Lost(last) || s.Nodes.Node(last) != nil || d.Outcome == OutcomeWait {
 		return
 	}
-	d.Affinity.Without = []string{last}
+	d.Affinity.Without = append(d.Affinity.Without, last)
 }
 
 // NodeHome writes a node as a home, for people.
 func NodeHome(node string) string { return "node " + node }
 
-// NotNode writes all nodes but one as a home, for people.
-func NotNode(node string) string { return "any node but " + node }
+// NotNodes writes all nodes but some as a home, for people.
+func NotNodes(nodes []string) string { return "any node but " + strings.Join(nodes, ", ") }
 
 // decidePinned is for a pod that is no longer gated and has no node yet. Only the scheduler can say that there is no
 // room for it; until it has, it may just be slow.
-func decidePinned(s Situation, d Decision, left time.Duration) Decision {
-	says, refused := Refused(s.Pod)
-	if !Pinned(s.Pod) || s.Pod.Spec.NodeName != "" || !refused {
+func (p *placing) decidePinned(d Decision) Decision {
+	says, refused := Refused(p.Pod)
+	if !Pinned(p.Pod) || p.Pod.Spec.NodeName != "" || !refused {
 		return d
 	}
 	const full = "has no room for the pod"
-	d.Home = s.Pod.Annotations[stayputv1alpha1.AnnotationPinned]
-	required, _ := s.Record.affinity(s.Nodes)
+	d.Home = p.Pod.Annotations[stayputv1alpha1.AnnotationPinned]
+	d.Node = p.Address.Node
+	d.Labels, _ = p.Record.affinity(p.Nodes)
 	var o obstacle
 	if node, ok := strings.CutPrefix(d.Home, NodeHome("")); ok {
-		o = obstacleTo(s.Nodes.Node(node), s.Pod)
+		o = p.pod.obstacle(p.Nodes.Node(node))
 	}
 	switch {
 	case o.permanent:
 		d.Outcome, d.Reason = OutcomeEvict, o.reason
-	case left > 0:
-		d.wait(s, full, required, left)
+	case d.Patience > 0:
+		d.wait(p.Situation, obstacle{reason: full})
 	default:
 		d.Outcome, d.Reason = OutcomeEvict, full+" ("+gist(says)+")"
 	}
@@ -197,16 +285,16 @@ func gist(says string) string {
 }
 
 // pull draws the pod to its home without holding it there.
-func (d *Decision) pull(s Situation, required map[string]string) {
+func (p *placing) pull(d *Decision) {
 	var home corev1.NodeSelectorTerm
 	switch {
-	case s.Address.Node != "":
-		home.MatchFields = []corev1.NodeSelectorRequirement{byName(corev1.NodeSelectorOpIn, s.Address.Node)}
-		d.nominate(s, s.Address.Node)
+	case p.node != "":
+		home.MatchFields = []corev1.NodeSelectorRequirement{byName(corev1.NodeSelectorOpIn, p.node)}
+		d.nominate(p.Situation, p.node)
 	default:
-		for _, key := range slices.Sorted(maps.Keys(required)) {
+		for _, key := range slices.Sorted(maps.Keys(p.required)) {
 			home.MatchExpressions = append(home.MatchExpressions, corev1.NodeSelectorRequirement{
-				Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{required[key]},
+				Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{p.required[key]},
 			})
 		}
 	}
@@ -221,13 +309,21 @@ func (d *Decision) nominate(s Situation, node string) {
 	}
 }
 
-func (d *Decision) wait(s Situation, reason string, required map[string]string, left time.Duration) {
-	d.Outcome, d.Reason, d.Node, d.Labels = OutcomeWait, reason, s.Address.Node, required
-	if left != forever {
-		d.Retry = left
+func (d *Decision) wait(s Situation, o obstacle) {
+	d.Outcome, d.Reason = OutcomeWait, o.reason
+	if d.Patience != forever {
+		d.Retry = d.Patience
 	}
-	if sure := s.Address.Guess.Sub(s.Now); Gated(s.Pod) && !s.Address.Guess.IsZero() && (d.Retry == 0 || sure < d.Retry) {
-		d.Retry = max(sure, time.Millisecond)
+	sooner := func(retry time.Duration) {
+		if d.Retry == 0 || retry < d.Retry {
+			d.Retry = max(retry, time.Millisecond)
+		}
+	}
+	if o.retry > 0 {
+		sooner(o.retry)
+	}
+	if Gated(s.Pod) && !s.Address.Guess.IsZero() {
+		sooner(s.Address.Guess.Sub(s.Now))
 	}
 }
 
@@ -236,20 +332,22 @@ func (d *Decision) elsewhere(reason string) {
 	d.Affinity.Required = nil // what is preferred holds no pod up
 }
 
-// patience returns how much longer the pod waits for its home.
-func (s Situation) patience() (left time.Duration, err error) {
+// patience returns how much longer the pod waits for its home. The time of pods that were rejected there counts.
+func (s Situation) patience(wait time.Duration, whileKept bool) time.Duration {
 	since := s.Since
 	if since.IsZero() {
 		since = s.Pod.CreationTimestamp.Time
 	}
-	wait, whileKept, err := Wait(s.Pod.Annotations)
+	if s.Rejections.Times > 0 && s.Rejections.First.Before(since) {
+		since = s.Rejections.First
+	}
 	switch {
 	case !whileKept:
-		return since.Add(wait).Sub(s.Now), err
+		return since.Add(wait).Sub(s.Now)
 	case s.Address.Node == "" || s.Address.Until.IsZero():
-		return forever, nil
+		return forever
 	}
-	return s.Address.Until.Sub(s.Now), nil
+	return s.Address.Until.Sub(s.Now)
 }
 
 // spell writes labels for people.

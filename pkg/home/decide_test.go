@@ -24,6 +24,10 @@ func tainted(n *corev1.Node) {
 		corev1.Taint{Key: "dedicated", Value: "batch", Effect: corev1.TaintEffectNoSchedule})
 }
 
+func tolerating(p *corev1.Pod) {
+	p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+}
+
 // removedBy has an autoscaler remove a node.
 func removedBy(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) {
@@ -32,9 +36,24 @@ func removedBy(key, value string) func(*corev1.Node) {
 	}
 }
 
+func outOfService(n *corev1.Node) {
+	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute})
+}
+
 func deleted(n *corev1.Node) {
 	at := metav1.NewTime(noon)
 	n.DeletionTimestamp = &at
+}
+
+// labelledAsNode2 gives a node the host name of another one.
+func labelledAsNode2(n *corev1.Node) { n.Labels[corev1.LabelHostname] = "node-2" }
+
+// rejections are by node-1, one a second, the last some time ago.
+func rejections(times int, ago time.Duration) (r Rejections) {
+	for i := range times {
+		r = r.With("node-1", "SysctlForbidden: no", noon.Add(-ago-time.Duration(times-1-i)*time.Second))
+	}
+	return r
 }
 
 func recordWith(required, preferred []string) *Record {
@@ -62,6 +81,8 @@ func TestDecisions(t *testing.T) {
 		return hometest.Nodes{hometest.Node("node-1", "a", change...), hometest.Node("node-2", "a"),
 			hometest.Node("node-3", "b")}
 	}
+	byName1 := &Record{ByName: true, Spec: recordWith([]string{corev1.LabelHostname}, nil).Spec,
+		State: kruisev1alpha1.PodState{NodeName: "node-1"}}
 	for _, c := range []struct {
 		name      string
 		s         Situation
@@ -70,6 +91,7 @@ func TestDecisions(t *testing.T) {
 		nominate  string
 		lost      string
 		required  []string
+		without   []string
 		preferred int
 		retry     time.Duration
 		says      string
@@ -133,9 +155,13 @@ func TestDecisions(t *testing.T) {
 			outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
 		{name: "nor one that an older Karpenter removes, whatever the pod tolerates",
 			s: Situation{Nodes: with(removedBy("karpenter.sh/disruption", "disrupting")), Address: Address{Node: "node-1"},
-				Pod: hometest.Pod(func(p *corev1.Pod) {
-					p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-				})}, outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
+				Pod: hometest.Pod(tolerating)}, outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
+		{name: "nor one that an operator has declared off, whatever the pod tolerates",
+			s:       Situation{Nodes: with(notReady, outOfService), Address: Address{Node: "node-1"}, Pod: hometest.Pod(tolerating)},
+			outcome: OutcomeElsewhere, says: "is out of service"},
+		{name: "which is as any taint once the node is back",
+			s:       Situation{Nodes: with(outOfService), Address: Address{Node: "node-1"}},
+			outcome: OutcomeWait, retry: 50 * time.Second, says: "has the taint node.kubernetes.io/out-of-service"},
 		{name: "a home that an autoscaler only considers to remove takes its pod",
 			s: Situation{Nodes: with(func(n *corev1.Node) {
 				n.Spec.Taints = []corev1.Taint{{Key: "DeletionCandidateOfClusterAutoscaler",
@@ -223,6 +249,68 @@ func TestDecisions(t *testing.T) {
 				Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
 			outcome: OutcomeHome, node: "node-3", says: "using the node of the IP"},
 
+		{name: "a recorded node is a home by its name, whatever its labels are",
+			s:       Situation{Nodes: with(labelledAsNode2), Record: byName1},
+			outcome: OutcomeHome, node: "node-1"},
+		{name: "it is waited for",
+			s: Situation{Nodes: with(hometest.Cordoned), Record: byName1}, outcome: OutcomeWait, retry: 50 * time.Second,
+			says: "is cordoned"},
+		{name: "and not once it is gone", s: Situation{Nodes: healthy[1:], Record: byName1},
+			outcome: OutcomeElsewhere, says: "no longer exists"},
+		{name: "a pod that prefers it is drawn there",
+			s: Situation{Nodes: with(labelledAsNode2), Record: byName1,
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeHome, nominate: "node-1", preferred: 1},
+		{name: "and waits for nothing",
+			s: Situation{Nodes: with(hometest.Cordoned), Record: byName1,
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeElsewhere, says: "is cordoned"},
+
+		{name: "a home whose kubelet rejected the pod pauses",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(1, time.Second/2)},
+			outcome: OutcomeWait, retry: time.Second / 2, says: "rejected the pod (SysctlForbidden: no)"},
+		{name: "is tried again",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(1, time.Second)},
+			outcome: OutcomeHome, node: "node-1"},
+		{name: "pauses longer each time",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(5, 6*time.Second)},
+			outcome: OutcomeWait, retry: 10 * time.Second, says: "SysctlForbidden"},
+		{name: "and no longer than home-wait since the first",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(7, 30*time.Second)},
+			// the first was a second before each further one
+			outcome: OutcomeWait, retry: 24 * time.Second, says: "SysctlForbidden"},
+		{name: "then it is given up, and the scheduler kept from it",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(7, 54*time.Second)},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "rejected the pod (SysctlForbidden: no)"},
+		{name: "so it is by a pod that prefers it",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(7, 54*time.Second),
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "rejected the pod"},
+		{name: "and, if the node is only recorded, at once",
+			s: Situation{Nodes: healthy, Record: byName1, Rejections: rejections(1, 0),
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "rejected the pod"},
+		{name: "a recorded node is given up too",
+			s:       Situation{Nodes: healthy, Record: byName1, Rejections: rejections(7, 54*time.Second)},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "rejected the pod"},
+		{name: "a pod that waits as long as its address is kept tries again and again",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Rejections: rejections(90, 20*time.Second),
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))},
+			outcome: OutcomeWait, retry: 40 * time.Second, says: "rejected the pod"},
+		{name: "another node of the zone takes the pod at once",
+			s:       Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelTopologyZone}, nil), Rejections: rejections(1, 0)},
+			outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}, without: []string{"node-1"}},
+		{name: "a zone that rejects the pod on each node pauses",
+			s: Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelTopologyZone}, nil),
+				Rejections: rejections(1, 0).With("node-2", "OutOfcpu", noon)},
+			outcome: OutcomeWait, retry: 2 * time.Second, says: "rejected the pod (OutOfcpu)"},
+		{name: "a home is not given up because another node rejected the pod",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Rejections: Rejections{}.With("node-2", "OutOfcpu", noon.Add(-time.Hour))},
+			outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
+		{name: "a pod without a home is the scheduler's alone",
+			s: Situation{Nodes: healthy, Rejections: rejections(7, time.Hour)}, outcome: OutcomeFree},
+
 		{name: "an ungated pod is not ours until the scheduler has spoken",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
 				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.Status.Conditions = nil }), Now: noon.Add(time.Hour)},
@@ -284,7 +372,7 @@ func TestDecisions(t *testing.T) {
 				required = append(required, r.Key+"="+strings.Join(r.Values, ","))
 			}
 			if d.Outcome != c.outcome || d.Affinity.Node != c.node || d.Nominate != c.nominate ||
-				d.Lost != c.lost || !slices.Equal(required, c.required) ||
+				d.Lost != c.lost || !slices.Equal(required, c.required) || !slices.Equal(d.Affinity.Without, c.without) ||
 				len(d.Affinity.Preferred) != c.preferred || d.Retry != c.retry {
 				t.Errorf("decided %+v", d)
 			}
@@ -423,5 +511,56 @@ func TestAnAddressOfASilentNodeIsKeptFromThePodsCreationOn(t *testing.T) {
 	silent.Status.Phase, silent.Status.Expires = stayputv1alpha1.PhaseRetained, &metav1.Time{Time: noon}
 	if until := keptFor(silent, hometest.Pod()); !until.Equal(noon) {
 		t.Errorf("retained until %s", until)
+	}
+}
+
+func TestAPodThatSaysTooMuchOfItsNodesIsNotHeldAtItsHome(t *testing.T) {
+	terms := func(n, values int) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			selector := &corev1.NodeSelector{}
+			for range n {
+				selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpNotIn,
+						Values: slices.Repeat([]string{"b"}, values)}}})
+			}
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: selector}}
+		}
+	}
+	for name, c := range map[string]struct {
+		pod  func(*corev1.Pod)
+		says string
+	}{
+		"as much as it may": {terms(100, 9), ""},
+		"too many terms":    {terms(101, 1), "101 terms of node affinity, more than 100"},
+		"too many values":   {terms(1, 1000), "1001 requirements and values of node affinity, node selectors and tolerations, more than 1000"},
+		"preferred, as well": {func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: make([]corev1.PreferredSchedulingTerm, 101)}}
+		}, "101 terms"},
+		"too many tolerations": {func(p *corev1.Pod) { p.Spec.Tolerations = make([]corev1.Toleration, 1001) }, "1001 requirements"},
+	} {
+		d := Decide(Situation{Now: noon, Pod: hometest.Pod(c.pod), Nodes: hometest.Nodes{hometest.Node("node-1", "a")},
+			Address: Address{Node: "node-1"}})
+		said := strings.Join(d.Notes, " ")
+		if (d.Outcome == OutcomeFree && d.Affinity.Empty()) != (c.says != "") || !strings.Contains(said, c.says) {
+			t.Errorf("%s: %s, says %q", name, d.Outcome, said)
+		}
+	}
+}
+
+// However many nodes there are, a pod's own affinity is parsed once.
+func TestADecisionParsesThePodsAffinityOnce(t *testing.T) {
+	affinity := func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpIn,
+					Values: slices.Repeat([]string{"b"}, 900)}}}}}}}
+	}
+	pod, node := hometest.Pod(affinity), hometest.Node("node-1", "a")
+	p := placing{pod: candidateOf(pod)}
+	parsing := testing.AllocsPerRun(10, func() { candidateOf(pod) })
+	if each := testing.AllocsPerRun(10, func() { p.obstacle(&Decision{}, node) }); each >= parsing {
+		t.Errorf("%v allocations for a node, %v to parse the affinity", each, parsing)
 	}
 }

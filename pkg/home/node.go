@@ -1,7 +1,9 @@
 package home
 
 import (
+	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -28,22 +30,33 @@ func NodeReady(node *corev1.Node) bool {
 // obstacle keeps a node from taking a pod; without a reason there is none.
 type obstacle struct {
 	reason    string
-	permanent bool // waiting does not help
+	permanent bool          // waiting does not help
+	retry     time.Duration // until it is over by itself, 0 if only a change of the node ends it
 }
 
-// obstacleTo returns what keeps a node from taking a pod, apart from a lack of room: only the scheduler knows that.
-func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
+// candidate is a pod whose own node selector and affinity are parsed, once for however many nodes.
+type candidate struct {
+	*corev1.Pod
+	required nodeaffinity.RequiredNodeAffinity
+}
+
+func candidateOf(pod *corev1.Pod) candidate {
+	return candidate{pod, nodeaffinity.GetRequiredNodeAffinity(pod)}
+}
+
+// obstacle returns what keeps a node from taking the pod, apart from a lack of room: only the scheduler knows that.
+func (pod candidate) obstacle(node *corev1.Node) obstacle {
 	switch {
 	case node == nil:
-		return obstacle{"no longer exists", true}
+		return obstacle{reason: "no longer exists", permanent: true}
 	case leaving(node) != "": // whether or not the pod tolerates it
-		return obstacle{leaving(node), true}
-	case !accepts(pod, node):
-		return obstacle{"is not allowed by the pod's own node selector or node affinity", true}
+		return obstacle{reason: leaving(node), permanent: true}
+	case !pod.accepts(node):
+		return obstacle{reason: "is not allowed by the pod's own node selector or node affinity", permanent: true}
 	case !NodeReady(node):
 		return obstacle{reason: "is not Ready"}
 	case node.Spec.Unschedulable &&
-		!tolerates(pod, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}):
+		!tolerates(pod.Pod, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}):
 		return obstacle{reason: "is cordoned"}
 	}
 	taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints,
@@ -71,6 +84,8 @@ func leaving(node *corev1.Node) string {
 	}
 	for _, t := range node.Spec.Taints {
 		switch {
+		case t.Key == corev1.TaintNodeOutOfService && !NodeReady(node): // as Kubernetes' pod garbage collector has it
+			return "is out of service"
 		case t.Key == "ToBeDeletedByClusterAutoscaler":
 			return "is being removed by cluster-autoscaler"
 		case t.Key == "karpenter.sh/disrupted",
@@ -81,41 +96,59 @@ func leaving(node *corev1.Node) string {
 	return ""
 }
 
-// obstacleToAll returns what keeps every node with these labels from taking a pod. It tries the node called first
-// before it lists the others.
-func obstacleToAll(all Nodes, first string, required map[string]string, pod *corev1.Pod) obstacle {
-	if n := all.Node(first); n != nil && hasLabels(n, required) && obstacleTo(n, pod).reason == "" {
-		return obstacle{}
-	}
-	worst := obstacle{"no longer exist", true}
-	for i, n := range all.Labelled(required) {
-		o := obstacleTo(n, pod)
-		if o.reason == "" {
-			return o
-		}
-		if i == 0 || worst.permanent {
-			worst = obstacle{"cannot take the pod: node " + n.Name + " " + o.reason, o.permanent}
-		}
-	}
-	return worst
-}
-
 // EndsWait reports whether the change of one node can end the wait of a pod for any of several nodes that include or
 // included it: the node takes the pod now, or it was the last node for which waiting helped. was and is are the node
 // before and after, nil if it was, or is, none of them.
 func EndsWait(was, is *corev1.Node, pod *corev1.Pod) bool {
-	before, after := obstacleTo(was, pod), obstacleTo(is, pod)
+	c := candidateOf(pod)
+	before, after := c.obstacle(was), c.obstacle(is)
 	return after.reason == "" || after.permanent && !before.permanent
+}
+
+// The most that a pod may say of where it goes. A decision looks at each part of that for each node, and a patch
+// narrows each term, so that more would delay all other pods, or make a patch that the API server never takes.
+const (
+	termsMost = 100  // of node affinity, required or preferred
+	partsMost = 1000 // requirements and values of these terms, node labels, tolerations
+)
+
+// oversized says that a pod says too much of where it goes, and how much it may say; empty if it does not.
+func oversized(pod *corev1.Pod) string {
+	terms, parts := 0, len(pod.Spec.NodeSelector)+len(pod.Spec.Tolerations)
+	count := func(t corev1.NodeSelectorTerm) {
+		terms++
+		for _, r := range slices.Concat(t.MatchExpressions, t.MatchFields) {
+			parts += 1 + len(r.Values)
+		}
+	}
+	if own := NodeAffinityOf(pod); own != nil {
+		if required := own.RequiredDuringSchedulingIgnoredDuringExecution; required != nil {
+			for _, t := range required.NodeSelectorTerms {
+				count(t)
+			}
+		}
+		for _, t := range own.PreferredDuringSchedulingIgnoredDuringExecution {
+			count(t.Preference)
+		}
+	}
+	switch {
+	case terms > termsMost:
+		return fmt.Sprintf("the pod has %d terms of node affinity, more than %d", terms, termsMost)
+	case parts > partsMost:
+		return fmt.Sprintf("the pod has %d requirements and values of node affinity, node selectors and tolerations, "+
+			"more than %d", parts, partsMost)
+	}
+	return ""
 }
 
 func tolerates(pod *corev1.Pod, taint corev1.Taint) bool {
 	return corev1helpers.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, &taint, true)
 }
 
-// accepts reports whether a pod's own node selector and required node affinity allow a node. Terms that cannot be
+// accepts reports whether the pod's own node selector and required node affinity allow a node. Terms that cannot be
 // parsed allow none, as in the scheduler.
-func accepts(pod *corev1.Pod, node *corev1.Node) bool {
-	ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+func (pod candidate) accepts(node *corev1.Node) bool {
+	ok, err := pod.required.Match(node)
 	return ok && err == nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // Record is what a PersistentPodState records of one pod.
@@ -17,6 +18,9 @@ type Record struct {
 	Object types.NamespacedName
 	Spec   kruisev1alpha1.PersistentPodStateSpec
 	State  kruisev1alpha1.PodState
+	// ByName says that the node itself is the home, whatever its labels say: the object was generated because a pod
+	// template has stayput.io/home. That a node's kubernetes.io/hostname is its name, or its alone, nothing guarantees.
+	ByName bool
 }
 
 // RecordIn returns what a PersistentPodState records of a pod, nil if that is nothing.
@@ -25,7 +29,8 @@ func RecordIn(s *kruisev1alpha1.PersistentPodState, pod string) *Record {
 	if !ok {
 		return nil
 	}
-	return &Record{types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, s.Spec, state}
+	return &Record{types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, s.Spec, state,
+		s.Labels[stayputv1alpha1.LabelGenerated] == stayputv1alpha1.GeneratedByHome}
 }
 
 // unrecorded are the prefixes of annotations that a pod never passes on to its successor: by them a pod asks for its
@@ -91,7 +96,7 @@ func ByAge(all []kruisev1alpha1.PersistentPodState) []*kruisev1alpha1.Persistent
 // affinity returns the node labels that a record requires, and the node affinity for all that it asks for. A label that
 // is not in the record (none is from a number of pods on) has the value that the recorded node has now.
 func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) {
-	if r == nil {
+	if r == nil || r.ByName {
 		return nil, a
 	}
 	node := nodes.Node(r.State.NodeName)
@@ -142,6 +147,6 @@ func (r *Record) drawnTo() string {
 
 // lost reports whether it is no longer known what a record requires: the record has no labels, and its node is gone.
 func (r *Record) lost(nodes Nodes) bool {
-	return r != nil && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 &&
+	return r != nil && !r.ByName && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 &&
 		nodes.Node(r.State.NodeName) == nil
 }

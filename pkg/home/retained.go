@@ -138,6 +138,11 @@ func Bound(pod *corev1.Pod) string {
 		owner != nil && owner.APIVersion == corev1.SchemeGroupVersion.String() && owner.Kind == "Node" {
 		return ""
 	}
+	return SuccessorsOf(pod)
+}
+
+// SuccessorsOf tells whose successors come after a pod: those of its name, or of its shared identity.
+func SuccessorsOf(pod *corev1.Pod) string {
 	return claimant(pod.Name, pod.Annotations[stayputv1alpha1.AnnotationIdentity])
 }
 

@@ -31,7 +31,23 @@ type ends struct {
 	// controller had noted them: by namespace, node and home.Bound. Lost: where they ran is no home, unless their
 	// RetainedIP was noted and is still there.
 	bound *utilcache.LRUExpireCache
+	// rejections are the series of pods that kubelets did not admit, by the pods' name or shared identity. A series is over
+	// if none comes for so long, see [succession], as when the pod runs. Lost: the time that its successor waits for its
+	// home begins again with the next rejection.
+	rejections *utilcache.LRUExpireCache
 }
+
+// pods tells whose successors a pod has: those of its name, or of its shared identity.
+type successors struct{ namespace, of string }
+
+// rejection is a series of rejections and the pod of the last one.
+type rejection struct {
+	home.Rejections
+	pod types.UID
+}
+
+// rejectionsMost is far more pods than kubelets reject in the time that it takes to give up a home.
+const rejectionsMost = 20_000
 
 // boundTo is a key of what was bound to a node.
 type boundTo struct{ namespace, node, what string }
@@ -55,7 +71,52 @@ type endedKey struct {
 
 func newEnds(now func() time.Time, gated func(types.NamespacedName) bool) *ends {
 	return &ends{now: now, gated: gated, last: map[types.NamespacedName]endedPod{},
-		bound: utilcache.NewLRUExpireCache(boundMost)}
+		bound:      utilcache.NewLRUExpireCache(boundMost),
+		rejections: utilcache.NewLRUExpireCacheWithClock(rejectionsMost, clockOf(now))}
+}
+
+// clockOf is a clock for a cache.
+type clockOf func() time.Time
+
+// Now returns the time.
+func (c clockOf) Now() time.Time { return c() }
+
+// rejected notes once that the kubelet of a pod did not admit it.
+func (e *ends) rejected(pod *corev1.Pod) {
+	words, rejected := home.Rejected(pod)
+	now := e.now()
+	stale := pod.Status.StartTime != nil && now.Sub(pod.Status.StartTime.Time) > succession // an old one, still there
+	if !rejected || stale {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	key := successors{pod.Namespace, home.SuccessorsOf(pod)}
+	was := e.rejectionLocked(key)
+	if was.pod != pod.UID {
+		e.rejections.Add(key, rejection{was.With(pod.Spec.NodeName, words, now), pod.UID}, succession)
+	}
+}
+
+func (e *ends) rejectionLocked(key successors) rejection {
+	value, _ := e.rejections.Get(key)
+	r, _ := value.(rejection)
+	return r
+}
+
+// rejectionsOf returns how the predecessors of a pod were rejected.
+func (e *ends) rejectionsOf(pod *corev1.Pod) home.Rejections {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.rejectionLocked(successors{pod.Namespace, home.SuccessorsOf(pod)}).Rejections
+}
+
+// admitted ends a series of rejections with a pod that a kubelet of the series had admitted.
+func (e *ends) admittedLocked(pod *corev1.Pod) {
+	key := successors{pod.Namespace, home.SuccessorsOf(pod)}
+	if pod.Status.StartTime != nil && slices.Contains(e.rejectionLocked(key).Nodes, pod.Spec.NodeName) {
+		e.rejections.Remove(key)
+	}
 }
 
 // deleted remembers where an annotated pod ended.
@@ -64,6 +125,10 @@ func (e *ends) deleted(pod *corev1.Pod) {
 	defer e.mu.Unlock()
 	now := e.now()
 	e.forgetLastLocked(now)
+	if _, rejected := home.Rejected(pod); rejected {
+		return // it left nothing there
+	}
+	e.admittedLocked(pod)
 	what := home.Bound(pod)
 	if what == "" || !home.Annotated(pod.Annotations) {
 		return

@@ -110,7 +110,7 @@ func (m *memory) changeLocked(pod types.NamespacedName, change func(*podRecord))
 // handler follows the pods, on every replica.
 func (m *memory) handler() cache.ResourceEventHandler {
 	seen := func(is any) {
-		if pod, ok := is.(*cluster.Pod); ok && (pod.Node() == "" || m.remembers(pod)) {
+		if pod, ok := is.(*cluster.Pod); ok && (pod.Node() == "" || pod.Rejected() || m.remembers(pod)) {
 			m.seen(pod.Core())
 		}
 	}
@@ -149,6 +149,7 @@ func (m *memory) seen(pod *corev1.Pod) {
 	m.changeLocked(client.ObjectKeyFromObject(pod), func(r *podRecord) { r.follow(pod, m.now()) })
 	m.mu.Unlock()
 	m.assignments.seen(pod)
+	m.ends.rejected(pod)
 }
 
 // follow notes whether a pod is gated or refused, and since when.

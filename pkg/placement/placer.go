@@ -207,6 +207,9 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 // longestLag is the longest pause between two tries: the watch that brings the change triggers a try at once.
 const longestLag = time.Second
 
+// refusedAgain is the longest pause before a pod is tried again that the API server refuses with its home.
+const refusedAgain = 10 * time.Second
+
 // newLag returns the pauses before a pod is placed again that has changed.
 func newLag() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](cluster.CacheLag, longestLag)
@@ -224,6 +227,8 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	switch {
 	case errors.Is(err, podip.ErrUnknown): // it is woken once that is known, and else to say so
 		return reconcile.Result{RequeueAfter: cluster.SayFailureAfter}, nil
+	case gate.Refused(err) && result.RequeueAfter > 0: // until then it is tried with its home
+		return reconcile.Result{RequeueAfter: min(result.RequeueAfter, refusedAgain)}, nil
 	case podip.Changed(err): // another pod by now, or a changed one
 		log.FromContext(ctx).V(1).Info("Pod changed, retrying its placement", "pod", req, "err", err)
 		return reconcile.Result{RequeueAfter: p.lag.When(req)}, nil
@@ -319,7 +324,9 @@ func (p *placer) decide(ctx context.Context, pod *corev1.Pod, claim *podip.Claim
 	case d.Outcome == home.OutcomeEvict:
 		err = p.evict(ctx, pod, d)
 	case home.Gated(pod):
-		err = p.place(ctx, pod, s, d, claim)
+		if err = p.place(ctx, pod, s, d, claim); err != nil && d.Patience > 0 && !d.Affinity.Empty() {
+			d.Retry = d.Patience // then it may go without its home
+		}
 	}
 	if d.Outcome == home.OutcomeWait && (d.Retry == 0 || d.Retry > cluster.SayAgainAfter) {
 		d.Retry = cluster.SayAgainAfter
@@ -347,7 +354,7 @@ func (p *placer) ungateTooLong(ctx context.Context, pod *corev1.Pod) error {
 func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes, claim *podip.Claim) (
 	home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
-		Waited: p.memory.waited(pod), Nodes: nodes, Lost: p.memory.lostNode}
+		Waited: p.memory.waited(pod), Rejections: p.memory.rejectionsOf(pod), Nodes: nodes, Lost: p.memory.lostNode}
 	_, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
 	_, pulled := pod.Annotations[stayputv1alpha1.AnnotationHome]
 	var err error
@@ -450,18 +457,32 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 // place pins a gated pod to where it was decided to go, gives it what it claims of pools, and ungates it.
 func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision,
 	claim *podip.Claim) error {
+	var homeless error
+	to := placement(s.Record, d)
+	to.Missing = func(part gate.Part, why error) {
+		if part == gate.PartHome {
+			homeless = why
+			return
+		}
+		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPassedOn, fmt.Sprintf("PersistentPodState %s: the pod "+
+			"starts without the annotations of its predecessor, because the API server rejects it with them: %s",
+			s.Record.Object.Name, why))
+	}
 	var err error
 	if claim == nil { // else it would be a write of its own, which the addresses are not bound to
 		if pod, err = p.nominate(ctx, pod, d.Nominate); err != nil {
 			return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
 		}
-		err = gate.Place(ctx, p.client, pod, p.placement(pod, s.Record, d))
+		err = gate.Place(ctx, p.client, pod, to)
 	} else {
 		d.Nominate, s.Address = "", home.Address{}
-		err = claim.CarryOut(ctx, pod, p.placement(pod, s.Record, d))
+		err = claim.CarryOut(ctx, pod, to)
 	}
 	if err != nil {
 		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	if homeless != nil {
+		d.Outcome, d.Reason = home.OutcomeElsewhere, "cannot be in the pod's node affinity: "+homeless.Error()
 	}
 	p.placed(ctx, pod, s, d)
 	return nil
@@ -494,18 +515,14 @@ func (p *placer) placed(ctx context.Context, pod *corev1.Pod, s home.Situation, 
 }
 
 // placement returns what a pod is given by a decision.
-func (p *placer) placement(pod *corev1.Pod, r *home.Record, d home.Decision) gate.Placement {
-	to := gate.Placement{Affinity: d.Affinity, Recorded: r.Annotations(), Refused: func(err error) {
-		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPassedOn, fmt.Sprintf("PersistentPodState %s: the pod "+
-			"starts without the annotations of its predecessor, because the API server rejects it with them: %s",
-			r.Object.Name, err))
-	}}
+func placement(r *home.Record, d home.Decision) gate.Placement {
+	to := gate.Placement{Home: d.Affinity, HomeOptional: d.Patience <= 0, Recorded: r.Annotations()}
 	switch {
 	case d.Affinity.Requires():
-		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: d.Home}
+		to.Pinned = d.Home
 	case len(d.Affinity.Without) > 0:
 		// If the scheduler finds no room elsewhere, as when that node has come back, it counts again.
-		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: home.NotNode(d.Affinity.Without[0])}
+		to.Pinned = home.NotNodes(d.Affinity.Without)
 	}
 	return to
 }

@@ -373,7 +373,7 @@ func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	home1 := home.Decision{Outcome: home.OutcomeHome, Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}}
-	if err := gate.Place(t.Context(), p.client, was, p.placement(pod, nil, home1)); !apierrors.IsConflict(err) {
+	if err := gate.Place(t.Context(), p.client, was, placement(nil, home1)); !apierrors.IsConflict(err) {
 		t.Errorf("the decision on what it was is written: %v", err)
 	}
 	placed := p.looksAt(t, pod)
@@ -386,16 +386,15 @@ func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
 }
 
 func TestWhatIsRecordedOfAPredecessorIsFilteredWhoeverWroteIt(t *testing.T) {
-	p := testPlacer(nil)
 	record := &home.Record{State: kruisev1alpha1.PodState{Annotations: map[string]string{
 		"kept": "so", stayputv1alpha1.AnnotationAddresses: "victim's", stayputv1alpha1.AnnotationPinned: "node node-9",
 		"ipam.spidernet.io/ippool": "x", stayputv1alpha1.AnnotationReservedIPDuration: "1",
 		"cni.projectcalico.org/podIP": "x",
 	}}}
-	to := p.placement(hometest.Pod(), record, home.Decision{Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}})
+	to := placement(record, home.Decision{Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}})
 	if !maps.Equal(to.Recorded, map[string]string{"kept": "so"}) ||
-		!maps.Equal(to.Annotations, map[string]string{stayputv1alpha1.AnnotationPinned: "node node-1"}) {
-		t.Errorf("it is given %v, and of its predecessor %v", to.Annotations, to.Recorded)
+		to.Pinned != "node node-1" || len(to.Annotations) > 0 {
+		t.Errorf("it is given %q and %v, and of its predecessor %v", to.Pinned, to.Annotations, to.Recorded)
 	}
 }
 

@@ -35,8 +35,9 @@ type Pod struct {
 	created, deleted, started, readied int64 // Unix time in seconds, 0 if that is unknown or has not happened
 	ready, sandboxless, hostNetwork    bool
 
-	waiting *corev1.Pod // the pod, as far as the rules ask for it, if it has no node
-	tooLong bool        // what the rules ask for is too long to be kept
+	rejected *corev1.PodStatus // what the kubelet says that did not admit the pod, nil if one did
+	waiting  *corev1.Pod       // the pod, as far as the rules ask for it, if it has no node
+	tooLong  bool              // what the rules ask for is too long to be kept
 }
 
 // The most that is kept of one pod beside its name and its like. Without it, a user who may create pods could fill the
@@ -49,7 +50,7 @@ const (
 	oursMost, othersMost = 16 << 10, 16 << 10
 	// notedMost is for each annotation of [NotedByCalico].
 	notedMost = 1 << 10
-	// managedMost and messageMost are for one managed field and what the scheduler says.
+	// managedMost and messageMost are for one managed field and what the scheduler or a kubelet says.
 	managedMost, messageMost = 4 << 10, 1 << 10
 )
 
@@ -94,6 +95,9 @@ func (p *Pod) Core() *corev1.Pod {
 	}
 	pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion = p.GetNamespace(), p.name, p.GetUID(), p.version
 	pod.CreationTimestamp, pod.DeletionTimestamp = p.GetCreationTimestamp(), p.GetDeletionTimestamp()
+	if p.rejected != nil {
+		pod.Status.Reason, pod.Status.Message = p.rejected.Reason, p.rejected.Message
+	}
 	if p.ready {
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		if p.readied != 0 {
@@ -115,6 +119,9 @@ func (p *Pod) Ready() bool { return p.ready }
 
 // Gated reports whether the pod waits for the controller to place it.
 func (p *Pod) Gated() bool { return p.waiting != nil && home.Gated(p.waiting) }
+
+// Rejected reports whether the kubelet of the pod's node did not admit it.
+func (p *Pod) Rejected() bool { return p.rejected != nil }
 
 func (p *Pod) GetNamespace() string                 { return valueOf(p.namespace) }
 func (p *Pod) GetName() string                      { return p.name }
@@ -291,7 +298,7 @@ func waitingPod(message []byte) (_ *corev1.Pod, tooLong bool, _ error) {
 	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
-			c.Message = strings.ToValidUTF8(c.Message[:min(len(c.Message), messageMost)], "")
+			c.Message = bounded(c.Message)
 			status.Conditions = append(status.Conditions, c)
 		}
 	}
@@ -434,8 +441,28 @@ func keepsNames(apiVersion, kind string) bool {
 	return true
 }
 
-// readStatus reads PodStatus.
+// readStatus reads PodStatus. Why a pod failed is kept only if its kubelet did not admit it, which the containers tell.
 func (p *Pod) readStatus(message []byte) error {
+	if err := p.readStatusFields(message); err != nil || valueOf(p.phase) != string(corev1.PodFailed) {
+		return err
+	}
+	var failed corev1.Pod
+	if err := failed.Status.Unmarshal(message); err != nil {
+		return err
+	}
+	if _, ok := home.Rejected(&failed); ok {
+		s := failed.Status
+		p.rejected = &corev1.PodStatus{Reason: bounded(s.Reason), Message: bounded(s.Message)}
+	}
+	return nil
+}
+
+// bounded returns the beginning of what a component says of a pod.
+func bounded(message string) string {
+	return strings.ToValidUTF8(strings.Clone(message[:min(len(message), messageMost)]), "")
+}
+
+func (p *Pod) readStatusFields(message []byte) error {
 	return wire.Each(message, func(f wire.Field) (err error) {
 		switch f.Number {
 		case 1:

@@ -100,6 +100,21 @@ func TestOfAPodWithANodeItIsKeptWhoseItIsAndWhereItRuns(t *testing.T) {
 			func(p *corev1.Pod) { p.DeletionTimestamp = &at }},
 		"on its node's network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true },
 			func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
+		"rejected by its kubelet": {
+			func(p *corev1.Pod) {
+				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfcpu", Message: strings.Repeat("x", messageMost+1),
+					StartTime: &at}
+			},
+			func(p *corev1.Pod) {
+				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfcpu", Message: strings.Repeat("x", messageMost),
+					StartTime: &at}
+			}},
+		"evicted after it ran": {
+			func(p *corev1.Pod) {
+				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", ContainerStatuses: []corev1.ContainerStatus{
+					{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}}
+			},
+			func(p *corev1.Pod) { p.Status = corev1.PodStatus{Phase: corev1.PodFailed} }},
 		"without an IP yet": {func(p *corev1.Pod) { p.Status = corev1.PodStatus{} },
 			func(p *corev1.Pod) { p.Status = corev1.PodStatus{} }},
 		"of a kind that is configured":                          {of("Game", "example.com/v1"), of("Game", "example.com/v1")},

@@ -4,11 +4,11 @@ package gate
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -66,59 +66,104 @@ func Remove(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 
 // Placement is what a pod is given as it loses the gate. The zero value gives it nothing.
 type Placement struct {
+	// Annotations and Affinity are what the pod must not start without.
 	Annotations map[string]string
 	Affinity    home.Affinity
-	// Recorded are annotations of the pod's predecessor, which never count against Annotations. If the API server refuses
-	// the pod with them, the pod is ungated without them, and Refused, unless it is nil, is called with the reason.
+	// Home is the affinity by which the pod comes home, or is kept from nodes, and Pinned what the annotation of that name
+	// says of it, empty if the pod is not to have it.
+	Home   home.Affinity
+	Pinned string
+	// HomeOptional lets the pod go without Home if the API server refuses the pod with it.
+	HomeOptional bool
+	// Recorded are annotations of the pod's predecessor, which never count against the others. The pod goes without them
+	// if the API server refuses it with them.
 	Recorded map[string]string
-	Refused  func(error)
+	// Missing, unless it is nil, is called with what the pod was ungated without, and why.
+	Missing func(Part, error)
 }
+
+// Part of a Placement that a pod can do without.
+type Part string
+
+// The parts.
+const (
+	PartHome     Part = "home"
+	PartRecorded Part = "recorded annotations"
+)
+
+// ErrAffinityRemoved says that the API server accepted a pod with a node affinity and returned it without.
+var ErrAffinityRemoved = errors.New("an admission policy or webhook of the cluster removed the node affinity again")
 
 // Place removes the gate of a pod, its last, in the same write that gives it the node affinity and annotations that it
 // lacks. The lists in node affinity are replaced as a whole, so ours contain the pod's own terms, and with its
 // resourceVersion the write fails if the pod is another one or has changed since. A pod without the gate only gets the
-// annotations.
+// annotations. An error that is [Refused] says that the API server does not accept any of it.
 func Place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement) error {
-	all := maps.Clone(p.Recorded)
-	if all == nil {
-		all = map[string]string{}
+	missing := map[Part]error{}
+	err := place(ctx, c, pod, p, missing)
+	for _, without := range [][]Part{{PartRecorded}, {PartHome}, {PartRecorded, PartHome}} {
+		if !Refused(err) {
+			break
+		}
+		if less, ok := p.without(without); ok {
+			clear(missing)
+			for _, part := range without {
+				missing[part] = err
+			}
+			err = place(ctx, c, pod, less, missing)
+		}
 	}
-	maps.Copy(all, p.Annotations)
-	err := place(ctx, c, pod, all, p.Affinity)
-	if !refused(err) || len(p.Recorded) == 0 {
+	if err != nil {
 		return err
 	}
-	why := err
-	if err = place(ctx, c, pod, p.Annotations, p.Affinity); err == nil && p.Refused != nil {
-		p.Refused(why)
+	for part, why := range missing {
+		if p.Missing != nil {
+			p.Missing(part, why)
+		}
 	}
-	return err
+	return nil
 }
 
-// refused reports whether the API server, or a program that it asks, does not accept a write as it is.
-func refused(err error) bool {
+// without returns a Placement without some parts, and whether it is one that has them and can do without.
+func (p Placement) without(parts []Part) (Placement, bool) {
+	for _, part := range parts {
+		switch {
+		case part == PartRecorded && len(p.Recorded) > 0:
+			p.Recorded = nil
+		case part == PartHome && p.HomeOptional && !p.Home.Empty():
+			p.Home, p.Pinned = home.Affinity{}, ""
+		default:
+			return p, false
+		}
+	}
+	return p, true
+}
+
+// Refused reports whether the API server, or a program that it asks, does not accept a write as it is.
+func Refused(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
 		apierrors.IsRequestEntityTooLargeError(err)
 }
 
-func place(ctx context.Context, c client.Client, pod *corev1.Pod, annotations map[string]string,
-	affinity home.Affinity) error {
-	annotations = maps.Clone(annotations)
+// place makes the write, and notes in missing what of it the API server dropped.
+func place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement, missing map[Part]error) error {
+	annotations := maps.Clone(p.Recorded)
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	if p.Pinned != "" {
+		annotations[v1alpha1.AnnotationPinned] = p.Pinned
+	}
+	maps.Copy(annotations, p.Annotations)
 	maps.DeleteFunc(annotations, func(k, v string) bool {
 		has, ok := pod.Annotations[k]
 		return ok && has == v
 	})
-	var own *corev1.NodeAffinity
-	if pod.Spec.Affinity != nil {
-		own = pod.Spec.Affinity.NodeAffinity
-	}
-	spec := map[string]any{}
+	spec, affinity := map[string]any{}, p.Home.And(p.Affinity)
 	if home.Gated(pod) {
 		spec["schedulingGates"] = nil
-		if !affinity.Empty() {
-			if merged := affinity.Merge(own); !equality.Semantic.DeepEqual(own, merged) {
-				spec["affinity"] = map[string]any{"nodeAffinity": merged}
-			}
+		if !affinity.In(pod) {
+			spec["affinity"] = map[string]any{"nodeAffinity": affinity.Merge(home.NodeAffinityOf(pod))}
 		}
 	}
 	if len(annotations) == 0 && len(spec) <= 1 {
@@ -130,6 +175,10 @@ func place(ctx context.Context, c client.Client, pod *corev1.Pod, annotations ma
 	if err != nil {
 		return err
 	}
-	return c.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
-		client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
+	is := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	err = c.Patch(ctx, is, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
+	if err == nil && spec["affinity"] != nil && !p.Home.In(is) {
+		missing[PartHome] = ErrAffinityRemoved
+	}
+	return err
 }

@@ -725,8 +725,7 @@ func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
 		aPool("green", "10.6.200.0/24"), pod)
 	c := control(t, a)
 	c.home = func() (gate.Placement, error) {
-		return gate.Placement{Annotations: map[string]string{stayputv1alpha1.AnnotationPinned: "node node-1"},
-			Affinity: home.Affinity{Node: "node-1"}}, nil
+		return gate.Placement{Pinned: "node node-1", Home: home.Affinity{Node: "node-1"}}, nil
 	}
 	a.taken()
 	c.looks()

@@ -40,12 +40,15 @@ const generatedWeight = 100
 
 // generated reports whether the controller made an object. Removing the label takes it over.
 func generated(s *kruisev1alpha1.PersistentPodState) bool {
-	return s.Labels[stayputv1alpha1.LabelGenerated] == "true"
+	by := s.Labels[stayputv1alpha1.LabelGenerated]
+	return by == stayputv1alpha1.GeneratedByWorkload || by == stayputv1alpha1.GeneratedByHome
 }
 
 // wish is the PersistentPodState that a workload's annotations ask for.
 type wish struct {
 	required, preferred, annotations []string
+	// by is why: the value of the label stayput.io/generated.
+	by string
 	// refused is an annotation that cannot be recorded; the rest of the wish is granted. Empty: there is none.
 	refused string
 }
@@ -53,6 +56,7 @@ type wish struct {
 // wishOf reads the annotations of a workload and those of its pod template. wanted is false if they ask for nothing. If
 // they are not valid, problem says why, and the wish is void.
 func wishOf(annotations, template map[string]string) (w wish, wanted bool, problem finding) {
+	w.by = stayputv1alpha1.GeneratedByWorkload
 	switch value := annotations[kruisev1alpha1.AnnotationAutoGenerate]; value {
 	case "", "false":
 		w, wanted = wishOfTemplate(template)
@@ -104,11 +108,14 @@ func wishOfTemplate(annotations map[string]string) (w wish, wanted bool) {
 	if !asks || home.Annotated(annotations) || annotations[stayputv1alpha1.AnnotationPools] != "" {
 		return w, false
 	}
-	hostname := []string{corev1.LabelHostname}
+	w.by = stayputv1alpha1.GeneratedByHome
+	hostname := []string{corev1.LabelHostname} // for OpenKruise, should it come to serve the object
 	if prefers, _ := home.Prefers(annotations); prefers {
-		return wish{preferred: hostname}, true
+		w.preferred = hostname
+	} else {
+		w.required = hostname
 	}
-	return wish{required: hostname}, true
+	return w, true
 }
 
 // in reports whether a spec says what is wished. The rest of it is the user's.
@@ -173,7 +180,7 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 		return plan{}
 	case problem.reason != "":
 		return plan{problem: problem}
-	case ours && asked.in(&named.Spec):
+	case ours && asked.in(&named.Spec) && named.Labels[stayputv1alpha1.LabelGenerated] == asked.by:
 		return plan{problem: refused}
 	case ours:
 		return plan{apply: &asked, problem: refused}
@@ -339,7 +346,7 @@ func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPod
 func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1alpha1.PersistentPodState,
 	wished wish) error {
 	object := kruiseac.PersistentPodState(w.Ref.Name, w.Ref.Namespace).
-		WithLabels(map[string]string{stayputv1alpha1.LabelGenerated: "true"}).WithSpec(wished.spec(w))
+		WithLabels(map[string]string{stayputv1alpha1.LabelGenerated: wished.by}).WithSpec(wished.spec(w))
 	options := []client.ApplyOption{client.FieldOwner(stayputv1alpha1.ControllerFieldManager)}
 	if is != nil {
 		object.WithUID(is.UID).WithResourceVersion(is.ResourceVersion)

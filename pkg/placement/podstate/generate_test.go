@@ -38,6 +38,9 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}},
 			true, home.ReasonInvalidAnnotation},
 	} {
+		if c.want.by = stayputv1alpha1.GeneratedByWorkload; !c.wanted {
+			c.want.by = ""
+		}
 		got, wanted, problem := wishOf(c.annotations, nil)
 		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != c.problem ||
 			(problem.message == "") != (c.problem == "") {
@@ -48,7 +51,8 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 
 func TestPodsThatWantTheirNodeBackWithoutAnAddressAreRecorded(t *testing.T) {
 	const at = stayputv1alpha1.AnnotationHome
-	required, preferred := wish{required: []string{hostname}}, wish{preferred: []string{hostname}}
+	required := wish{required: []string{hostname}, by: stayputv1alpha1.GeneratedByHome}
+	preferred := wish{preferred: []string{hostname}, by: stayputv1alpha1.GeneratedByHome}
 	for name, c := range map[string]struct {
 		annotations, template map[string]string
 		want                  wish
@@ -67,7 +71,7 @@ func TestPodsThatWantTheirNodeBackWithoutAnAddressAreRecorded(t *testing.T) {
 			map[string]string{at: "Required", stayputv1alpha1.AnnotationPools: ""}, required, true},
 		"what the workload asks for itself comes first": {
 			map[string]string{kruisev1alpha1.AnnotationAutoGenerate: "true", kruisev1alpha1.AnnotationRequiredTopology: zone},
-			map[string]string{at: "Required"}, wish{required: []string{zone}}, true},
+			map[string]string{at: "Required"}, wish{required: []string{zone}, by: stayputv1alpha1.GeneratedByWorkload}, true},
 	} {
 		got, wanted, problem := wishOf(c.annotations, c.template)
 		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != "" {
@@ -89,7 +93,9 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 	hand, handOther, ours, oursOther := object("web", 0), object("mine", 0), object("web", 0), object("web", 0)
 	newer := *hand.DeepCopy()
 	newer.Spec.PreferredPersistentTopology[0].Preference = kruisev1alpha1.NodeTopologyTerm{Keys: []string{hostname}}
-	ours.Labels = map[string]string{stayputv1alpha1.LabelGenerated: "true"}
+	ours.Labels = map[string]string{stayputv1alpha1.LabelGenerated: stayputv1alpha1.GeneratedByWorkload}
+	byHome := *ours.DeepCopy()
+	byHome.Labels = map[string]string{stayputv1alpha1.LabelGenerated: stayputv1alpha1.GeneratedByHome}
 	oursOther.Labels = ours.Labels
 	oursOther.Spec.TargetReference.APIVersion = "apps.kruise.io/v1beta1"
 	type objects = []*kruisev1alpha1.PersistentPodState
@@ -102,6 +108,7 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 	}{
 		"asked for":                        {asked(""), nil, nil, true, false, ""},
 		"there already":                    {asked(""), &ours, objects{&ours}, false, false, ""},
+		"there, for the annotation home":   {asked(""), &byHome, objects{&byHome}, true, false, ""},
 		"there, and says something else":   {asked(zone), &ours, objects{&ours}, true, false, ""},
 		"there, with a second one by hand": {asked(zone), &ours, objects{&handOther, &ours}, true, false, ""},
 		"not asked for":                    {web(1), nil, nil, false, false, ""},

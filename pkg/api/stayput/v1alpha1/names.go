@@ -64,8 +64,14 @@ const (
 	AgentFieldManager      = "stayput-agent"
 )
 
-// LabelGenerated marks a PersistentPodState that the controller generated from a workload's annotations.
-const LabelGenerated = "stayput.io/generated"
+// LabelGenerated marks a PersistentPodState that the controller generated: GeneratedByWorkload for the annotations of a
+// workload, GeneratedByHome for the annotation stayput.io/home of its pod template, whose pods go by the name of their
+// node and not by its labels.
+const (
+	LabelGenerated      = "stayput.io/generated"
+	GeneratedByWorkload = "true"
+	GeneratedByHome     = "home"
+)
 
 // AnnotationPinned is put on a pod that the controller has pinned to a home, which is its value.
 const AnnotationPinned = "stayput.io/pinned"
