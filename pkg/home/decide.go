@@ -29,8 +29,6 @@ type Situation struct {
 	// Rejections are those of the pod's predecessors.
 	Rejections Rejections
 	Nodes      Nodes
-	// Lost reports whether the cluster lost a node a moment ago, nil if it lost none. The scheduler may not know that yet.
-	Lost func(node string) bool
 }
 
 // Outcome of a decision.
@@ -229,18 +227,20 @@ func (p *placing) obstacleToAll(d *Decision) obstacle {
 	return worst
 }
 
-// avoidLost keeps a pod off the node where it was, if the cluster has just lost that: the scheduler may not know yet,
-// and likes a node whose pods are gone. It would bind the pod to it, and only the garbage collector would end that pod,
-// 40 s later.
+// avoidLost keeps a pod off the node where it was, if that is gone or declared off: the scheduler may not know yet, or
+// find that the pod tolerates the taint. It would bind the pod to it, and only the garbage collector would end that pod,
+// 40 s later. A pod that found no other node in time is replaced by one that may go anywhere.
 func (d *Decision) avoidLost(s Situation) {
 	last := s.Address.Node
 	if last == "" && s.Record != nil {
 		last = s.Record.State.NodeName
 	}
-	if last == "" || s.Lost == nil || !s.Lost(last) || s.Nodes.Node(last) != nil || d.Outcome == OutcomeWait {
+	if last == "" || s.GivenUp || d.Outcome == OutcomeWait {
 		return
 	}
-	d.Affinity.Without = append(d.Affinity.Without, last)
+	if node := s.Nodes.Node(last); node == nil || outOfService(node) {
+		d.Affinity.Without = append(d.Affinity.Without, last)
+	}
 }
 
 // NodeHome writes a node as a home, for people.

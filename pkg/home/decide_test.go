@@ -36,7 +36,7 @@ func removedBy(key, value string) func(*corev1.Node) {
 	}
 }
 
-func outOfService(n *corev1.Node) {
+func declaredOff(n *corev1.Node) {
 	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute})
 }
 
@@ -157,18 +157,25 @@ func TestDecisions(t *testing.T) {
 			s: Situation{Nodes: with(removedBy("karpenter.sh/disruption", "disrupting")), Address: Address{Node: "node-1"},
 				Pod: hometest.Pod(tolerating)}, outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
 		{name: "nor one that an operator has declared off, whatever the pod tolerates",
-			s:       Situation{Nodes: with(notReady, outOfService), Address: Address{Node: "node-1"}, Pod: hometest.Pod(tolerating)},
-			outcome: OutcomeElsewhere, says: "is out of service"},
+			s:       Situation{Nodes: with(notReady, declaredOff), Address: Address{Node: "node-1"}, Pod: hometest.Pod(tolerating)},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "is out of service"},
 		{name: "which is as any taint once the node is back",
-			s:       Situation{Nodes: with(outOfService), Address: Address{Node: "node-1"}},
+			s:       Situation{Nodes: with(declaredOff), Address: Address{Node: "node-1"}},
 			outcome: OutcomeWait, retry: 50 * time.Second, says: "has the taint node.kubernetes.io/out-of-service"},
 		{name: "a home that an autoscaler only considers to remove takes its pod",
 			s: Situation{Nodes: with(func(n *corev1.Node) {
 				n.Spec.Taints = []corev1.Taint{{Key: "DeletionCandidateOfClusterAutoscaler",
 					Effect: corev1.TaintEffectPreferNoSchedule}}
 			}), Address: Address{Node: "node-1"}}, outcome: OutcomeHome, node: "node-1"},
-		{name: "a deleted home is not waited for", s: Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}},
+		{name: "a deleted home is not waited for, and the scheduler kept from it, which may not know yet",
+			s:       Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "no longer exists"},
+		{name: "but not again once it found no other node",
+			s:       Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}, GivenUp: true},
 			outcome: OutcomeElsewhere, says: "no longer exists"},
+		{name: "a zone whose recorded node is deleted keeps the pod off that",
+			s:       Situation{Nodes: healthy[1:], Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
+			outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}, without: []string{"node-1"}},
 		{name: "a home that the pod's own selector excludes is reported, not enforced",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
 				p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-2"}
@@ -234,7 +241,7 @@ func TestDecisions(t *testing.T) {
 		{name: "a required host that is gone",
 			s: Situation{Nodes: healthy[1:],
 				Record: recordWith([]string{corev1.LabelHostname}, []string{corev1.LabelTopologyZone})}, outcome: OutcomeElsewhere,
-			preferred: 1, says: "no longer exist"},
+			preferred: 1, without: []string{"node-1"}, says: "no longer exist"},
 		{name: "a required zone takes another node of it",
 			s:       Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
 			outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}},
@@ -256,7 +263,7 @@ func TestDecisions(t *testing.T) {
 			s: Situation{Nodes: with(hometest.Cordoned), Record: byName1}, outcome: OutcomeWait, retry: 50 * time.Second,
 			says: "is cordoned"},
 		{name: "and not once it is gone", s: Situation{Nodes: healthy[1:], Record: byName1},
-			outcome: OutcomeElsewhere, says: "no longer exists"},
+			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "no longer exists"},
 		{name: "a pod that prefers it is drawn there",
 			s: Situation{Nodes: with(labelledAsNode2), Record: byName1,
 				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},

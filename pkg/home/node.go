@@ -82,10 +82,11 @@ func leaving(node *corev1.Node) string {
 	if !node.DeletionTimestamp.IsZero() {
 		return "is being deleted"
 	}
+	if outOfService(node) {
+		return "is out of service"
+	}
 	for _, t := range node.Spec.Taints {
 		switch {
-		case t.Key == corev1.TaintNodeOutOfService && !NodeReady(node): // as Kubernetes' pod garbage collector has it
-			return "is out of service"
 		case t.Key == "ToBeDeletedByClusterAutoscaler":
 			return "is being removed by cluster-autoscaler"
 		case t.Key == "karpenter.sh/disrupted",
@@ -94,6 +95,13 @@ func leaving(node *corev1.Node) string {
 		}
 	}
 	return ""
+}
+
+// outOfService reports whether an operator has declared a node to be off. As for Kubernetes' garbage collector, that does
+// not count while it is Ready.
+func outOfService(node *corev1.Node) bool {
+	return !NodeReady(node) && slices.ContainsFunc(node.Spec.Taints,
+		func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
 // EndsWait reports whether the change of one node can end the wait of a pod for any of several nodes that include or

@@ -298,7 +298,7 @@ func addUninstall(mgr ctrl.Manager, namespace string, m *memory, hooked func() b
 func follow(ctx context.Context, c cache.Cache, m *memory, records bool) error {
 	handlers := map[client.Object]toolscache.ResourceEventHandler{
 		&cluster.Pod{}: m.handler(), &stayputv1alpha1.RetainedIP{}: m.releases(),
-		&corev1.Node{}: m.nodes(), &appsv1.StatefulSet{}: nil,
+		&corev1.Node{}: nil, &appsv1.StatefulSet{}: nil,
 	}
 	if records {
 		handlers[&kruisev1alpha1.PersistentPodState{}] = nil

@@ -26,7 +26,6 @@ type memory struct {
 
 	*ends
 	*assignments
-	*lostNodes
 
 	mu sync.Mutex
 	// records has what is known of pods, by their names. One without anything is removed.
@@ -88,7 +87,7 @@ const succession = 5 * time.Minute
 func newMemory(now func() time.Time) *memory {
 	m := &memory{
 		now: now, records: map[types.NamespacedName]podRecord{}, waiting: map[string]map[types.NamespacedName]struct{}{},
-		assignments: newAssignments(), lostNodes: newLostNodes(now),
+		assignments: newAssignments(),
 	}
 	m.ends = newEnds(now, func(pod types.NamespacedName) bool {
 		m.mu.Lock()

@@ -119,9 +119,6 @@ func (p *placer) ofNodes() handler.EventHandler {
 	changed := func(ctx context.Context, was, is client.Object, q queue) {
 		before, _ := was.(*corev1.Node)
 		after, _ := is.(*corev1.Node)
-		if before != nil && after == nil {
-			p.memory.loses(before.Name)
-		}
 		for _, key := range p.waitEnded(ctx, before, after) {
 			q.Add(reconcile.Request{NamespacedName: key})
 		}
@@ -354,7 +351,7 @@ func (p *placer) ungateTooLong(ctx context.Context, pod *corev1.Pod) error {
 func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes, claim *podip.Claim) (
 	home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
-		Waited: p.memory.waited(pod), Rejections: p.memory.rejectionsOf(pod), Nodes: nodes, Lost: p.memory.lostNode}
+		Waited: p.memory.waited(pod), Rejections: p.memory.rejectionsOf(pod), Nodes: nodes}
 	_, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
 	_, pulled := pod.Annotations[stayputv1alpha1.AnnotationHome]
 	var err error

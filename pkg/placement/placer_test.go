@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -457,7 +456,6 @@ func TestAPodThatWaitedForANodeThatIsLostIsKeptOffItUntilThereIsNoOther(t *testi
 	if err := api.Delete(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	p.memory.nodes().OnDelete(node)
 	is := p.looksAt(t, pod)
 	if home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) ||
 		is.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].
@@ -473,24 +471,6 @@ func TestAPodThatWaitedForANodeThatIsLostIsKeptOffItUntilThereIsNoOther(t *testi
 	p.time = p.time.Add(home.DefaultWait)
 	if is := p.looksAt(t, is); is != nil {
 		t.Errorf("it can start nowhere, and stays: %q", p.notes())
-	}
-}
-
-func TestANodeIsLostForAMomentOnly(t *testing.T) {
-	p := testPlacer(nil)
-	node := hometest.Node("node-1", "a")
-	p.memory.nodes().OnDelete(cache.DeletedFinalStateUnknown{Obj: node})
-	if !p.memory.lostNode("node-1") || p.memory.lostNode("node-2") {
-		t.Error("it is not lost, or another one is")
-	}
-	p.memory.nodes().OnAdd(node, false)
-	if p.memory.lostNode("node-1") {
-		t.Error("it is back, and lost")
-	}
-	p.memory.loses("node-1")
-	p.time = p.time.Add(lostLately + 1)
-	if p.memory.lostNode("node-1") {
-		t.Error("it is lost for good")
 	}
 }
 

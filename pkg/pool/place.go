@@ -130,10 +130,7 @@ func (d *placing) plan() Plan {
 }
 
 // lostLately is for how long after its end a pod's successor is kept from the lost node: longer than a scheduler takes
-// to see what the controller has seen. It is longer than package placement keeps other pods off a node that it has just
-// lost: an address knows its last node from its PodIP, also after a change of the leader, and [Book.Barren] ends a
-// successor that found no other node. Package placement knows only the deletions that this process has seen, and has
-// nothing that takes the term back.
+// to see what the controller has seen. [Book.Barren] ends a successor that found no other node.
 const lostLately = 5 * time.Minute
 
 // lost returns the nodes on which addresses were last, and which are deleted or declared off by an operator. The
