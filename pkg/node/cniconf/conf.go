@@ -11,8 +11,9 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
@@ -75,14 +76,15 @@ func (d Dir) Conf(f File) *Conf {
 	return c
 }
 
-// load decodes a file as a configuration list if libcni accepts it. Numbers stay as they are written.
+// load decodes a file as a configuration list if libcni loads it. Numbers stay as they are written.
 func load(f File) (map[string]any, error) {
 	m, err := decode(f.Data)
 	if err != nil {
 		return nil, err
 	}
+	data := f.Data
 	if filepath.Ext(f.Name) != ".conflist" {
-		if err := checkPlugin(m); err != nil {
+		if _, err := libcni.NetworkPluginConfFromBytes(data); err != nil {
 			return nil, err
 		}
 		list := map[string]any{"plugins": []any{m}}
@@ -92,112 +94,17 @@ func load(f File) (map[string]any, error) {
 			}
 		}
 		m = list
-	}
-	return m, checkList(m)
-}
-
-// checkList refuses what libcni.NetworkConfFromBytes refuses, and names the field and what is expected there. A fuzz
-// test compares the two.
-func checkList(m map[string]any) error {
-	if name, _ := m["name"].(string); name == "" {
-		return errors.New("name: expected the name of the network")
-	}
-	var versions []any
-	for key, v := range m {
-		switch key {
-		case "cniVersion":
-			if _, ok := v.(string); !ok {
-				return fmt.Errorf("cniVersion: expected a string")
-			}
-			if _, listed := m["cniVersions"]; listed {
-				versions = append(versions, v)
-			}
-		case "cniVersions":
-			list, ok := v.([]any)
-			if !ok {
-				return fmt.Errorf("cniVersions: expected a list of versions")
-			}
-			versions = append(versions, list...)
-		case "disableCheck", "disableGC", "loadOnlyInlinedPlugins":
-			s, isString := v.(string)
-			if _, ok := v.(bool); !ok && (!isString || !strings.EqualFold(s, "true") && !strings.EqualFold(s, "false")) {
-				return fmt.Errorf("%s: expected true or false", key)
-			}
+		if data, err = json.Marshal(list); err != nil {
+			return nil, err
 		}
 	}
-	for _, v := range versions {
-		s, ok := v.(string)
-		if !ok {
-			return fmt.Errorf("cniVersions: expected a list of versions")
-		}
-		if err := checkVersion(s); err != nil {
-			return fmt.Errorf("cniVersions: %w", err)
-		}
+	if _, err := libcni.NetworkConfFromBytes(data); err != nil {
+		return nil, err
 	}
-	all, there := m["plugins"]
-	if !there {
-		if inlined(m) {
-			return fmt.Errorf("plugins: expected a list, since loadOnlyInlinedPlugins is true")
-		}
-		return nil
+	if m["name"] == "" {
+		return nil, errors.New("name: expected the name of the network")
 	}
-	plugins, ok := all.([]any)
-	if !ok || len(plugins) == 0 {
-		return fmt.Errorf("plugins: expected a list of plugins")
-	}
-	for i, p := range plugins {
-		if err := checkPlugin(p); err != nil {
-			return fmt.Errorf("plugins[%d]: %w", i, err)
-		}
-	}
-	return nil
-}
-
-// checkVersion refuses what version.ParseVersion of libcni refuses.
-func checkVersion(s string) error {
-	parts := strings.Split(s, ".")
-	if s == "" {
-		return nil
-	}
-	if len(parts) > 3 {
-		return fmt.Errorf("invalid version %.64q: too many parts", s)
-	}
-	for _, part := range parts {
-		if _, err := strconv.Atoi(part); err != nil {
-			return fmt.Errorf("invalid version %.64q: %w", s, err)
-		}
-	}
-	return nil
-}
-
-// pluginConf has the fields of types.PluginConf, into which libcni decodes the configuration of a plugin.
-type pluginConf struct {
-	CNIVersion   string
-	Name         string
-	Type         string
-	Capabilities map[string]bool
-	IPAM         struct{ Type string }
-	DNS          struct {
-		Nameservers, Search, Options []string
-		Domain                       string
-	}
-	PrevResult       map[string]any
-	ValidAttachments []struct{ ContainerID, IfName string } `json:"cni.dev/valid-attachments"`
-}
-
-func checkPlugin(p any) error {
-	data, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	var c pluginConf
-	if err := json.Unmarshal(data, &c); err != nil {
-		return err
-	}
-	if c.Type == "" {
-		return errors.New("type: expected the name of a plugin")
-	}
-	return nil
+	return m, nil
 }
 
 // inlined reports whether libcni ignores the folder named after the network.
