@@ -121,8 +121,10 @@ type Agent struct {
 	announcer  *announcer
 	watch      *watcher
 	keeper     *cniconf.Keeper
-	apiserver  *apiserver.Client     // nil if there is none
-	api        *retainedip.Publisher // nil if there is none
+	// reconnected is up when the runtime may have been started again, with another configuration.
+	reconnected wake.Signal
+	apiserver   *apiserver.Client     // nil if there is none
+	api         *retainedip.Publisher // nil if there is none
 
 	uninstaller *uninstall.Uninstaller // nil if an uninstallation goes unnoticed
 	pools       *podip.Keeper          // nil if uninstaller is: from it the agent learns that the cluster has pools
@@ -163,6 +165,7 @@ func New(o Options) (*Agent, error) {
 		metrics: newMetrics(o.Registry, o.NRISocket != ""),
 	}
 	reconcileNow, bookNow, spoolNow, unseenNow := wake.New(), wake.New(), wake.New(), wake.New()
+	a.reconnected = wake.New()
 	agreed := &agreement{}
 	reports := spool.Dir(o.StateDir)
 	restored := make(chan []ledger.Event, 16)
@@ -174,6 +177,7 @@ func New(o Options) (*Agent, error) {
 	if a.cri, err = cri.New(o.CRISocket); err != nil {
 		return nil, err
 	}
+	a.cri.Restarted = a.reconnected.Up
 	if o.API != nil {
 		if err := a.joinCluster(); err != nil {
 			a.cri.Close()
@@ -231,7 +235,8 @@ func New(o Options) (*Agent, error) {
 			PromisedSharePerNamespace: o.PromisedSharePerNamespace, PromisedLimit: o.PromisedLimit,
 			PromisedLimitPerNamespace: o.PromisedLimitPerNamespace, LongestRetention: o.LongestRetention,
 		},
-		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, PodCIDRs: a.podCIDRs,
+		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Reconnected: a.reconnected,
+		Networks: networks.inUse, PodCIDRs: a.podCIDRs,
 		Log: o.Log, Registry: o.Registry, Errors: a.metrics.cniConfigErrors,
 		Publish: news.publish, Wrote: reconcileNow.Up, // the pods that run are Stayput's from then on
 	})

@@ -95,3 +95,20 @@ func (n *networks) configured(served []*ledger.Ledger) (found []*ledger.Ledger) 
 	}
 	return found
 }
+
+// inUse returns the networks that have addresses which are not free, or an error if it does not know them all.
+func (n *networks) inUse() (all []cniconf.Occupied, err error) {
+	ledgers, whole := n.open()
+	books, read := n.read(ledgers)
+	if !whole || !read {
+		return nil, errors.New("not every network of the node can be read, the agent's log says why")
+	}
+	for _, b := range books {
+		o := cniconf.Occupied{Name: b.ledger.Network().Name, DataDir: b.ledger.Network().DataDir}
+		for _, a := range b.addrs {
+			o.Addrs = append(o.Addrs, a.Addr)
+		}
+		all = append(all, o)
+	}
+	return all, nil
+}

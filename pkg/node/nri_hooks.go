@@ -94,6 +94,7 @@ func (a *Agent) Connected(up bool) {
 	if up {
 		a.metrics.nriConnected.Set(1)
 		a.metrics.nriConnections.Inc()
+		a.reconnected.Up()
 	} else {
 		a.metrics.nriConnected.Set(0)
 		a.unseen.now.Up()

@@ -111,11 +111,7 @@ func eachSubnet(ipam map[string]any, by func(string) (string, error)) error {
 
 // podCIDRs returns those that a derived configuration was given.
 func (c *Conf) podCIDRs() (all []netip.Prefix) {
-	if c == nil {
-		return nil
-	}
-	marker, _ := c.list[derivedKey].(map[string]any)
-	list, _ := marker["podCIDRs"].([]any)
+	list, _ := c.marker()["podCIDRs"].([]any)
 	for _, e := range list {
 		s, _ := e.(string)
 		p, err := netip.ParsePrefix(s)

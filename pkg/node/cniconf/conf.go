@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"path"
 	"path/filepath"
@@ -38,7 +39,9 @@ type Conf struct {
 	Why     string         // of Broken and Foreign, for people
 	Network string         // its name; empty if Broken
 	list    map[string]any // as a configuration list; nil if Broken by its content
+	copied  []any          // those of its plugins, the last ones, that are from copies of the agent's file
 	data    []byte
+	mode    fs.FileMode
 }
 
 // callers are the main plugins known to run the IPAM plugin in ipam.type and to hand it all of their configuration:
@@ -62,7 +65,7 @@ var reasons = map[string]string{
 
 // Conf returns the configuration in a file of the directory, as go-cni, the library of containerd, loads it.
 func (d Dir) Conf(f File) *Conf {
-	c := &Conf{File: f.Name, data: f.Data}
+	c := &Conf{File: f.Name, data: f.Data, mode: f.Mode}
 	err := f.Err
 	if err == nil {
 		c.list, err = load(f)

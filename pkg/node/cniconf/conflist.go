@@ -1,26 +1,34 @@
 // Package cniconf keeps the CNI configuration of a node: the plugin's binary, and a configuration list of the agent's
 // own that names the plugin in host-local's place. It also removes both. Of other programs' files it changes only the
 // notes that flannel's plugin, multus and, where CRI-O goes by them, libcni keep of their containers, and at the end
-// the copy of the configuration list that multus has made.
+// the copies of the configuration list that others have made, and its source, if others have chained plugins to it.
 package cniconf
 
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
 )
 
 // ConflistName is the name of the agent's file. The runtime takes the file that sorts first.
 const ConflistName = "00-stayput.conflist"
 
 // confDir is the runtime's configuration directory.
-type confDir struct{ Dir }
+type confDir struct {
+	Dir
+	path string
+}
 
 func readConfDir(path string) (confDir, error) {
 	d, err := ReadDir(path)
-	return confDir{d}, err
+	return confDir{d, path}, err
 }
 
 // own returns the file of the agent's name, nil if there is none, and whether the agent wrote it.
@@ -31,14 +39,14 @@ func (d confDir) own() (own *Conf, ours bool) {
 	return own, ours
 }
 
-// first returns the first foreign configuration other than multus', which is a copy of the one after it.
+// first returns the first foreign configuration other than copies: multus' of the one after it, and those of ours.
 func (d confDir) first() *Conf {
 	for _, f := range d.Files {
 		if f.Name == ConflistName {
 			continue
 		}
 		c := d.Conf(f)
-		if c.Kind == Multus || c.Kind == Broken && strings.HasPrefix(f.Name, "00-multus") {
+		if c.Kind == Multus || c.marker() != nil || c.Kind == Broken && strings.HasPrefix(f.Name, "00-multus") {
 			continue
 		}
 		return c
@@ -99,8 +107,10 @@ type Status struct {
 	File    string `json:"file,omitempty"`
 	Network string `json:"network,omitempty"`
 	// Source is the file that the agent's is derived from.
-	Source string       `json:"source,omitempty"`
-	Plugin PluginStatus `json:"plugin"`
+	Source string `json:"source,omitempty"`
+	// Problem is what is wrong although addresses are kept.
+	Problem string       `json:"problem,omitempty"`
+	Plugin  PluginStatus `json:"plugin"`
 }
 
 // status returns what the runtime makes of the directory, as far as the files say.
@@ -113,15 +123,23 @@ func (d confDir) status() Status {
 	own, ours := d.own()
 	if ours {
 		s.Source, _ = own.DerivedFrom()
+		if left := own.leftOut(); len(left) > 0 {
+			s.Problem = fmt.Sprintf("%s names %s, which the runtime does not have: pods start without it; install it, "+
+				"or remove it from that file", s.Source, strings.Join(left, " and "))
+		}
 	}
 	switch {
+	case own != nil && own.Kind == Broken: // others write it, too, and not all of them rename
+		return s.says(StateBroken, "%s: %s: remove it unless a program is writing it", ConflistName, own.Why)
 	case own != nil && !ours && own.Kind != ByHand:
 		return s.says(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
 	case ours && c.File == ConflistName && d.bypassed() != nil:
 		return s.says(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
 			ConflistName, d.bypassed().File)
 	case ours && c.File == ConflistName:
-		return s.says(StateActive, "%s, derived from %s", ConflistName, s.Source)
+		return s.says(StateActive, "%s, derived from %s%s", ConflistName, s.Source, d.keptNetwork(own))
+	case c.marker() != nil:
+		return s.says(StateActive, "%s, another program's copy of %s", c.File, ConflistName)
 	case c.Kind == Multus:
 		return d.throughMultus(s, c, ours)
 	case ours && c.Kind != ByHand:
@@ -199,6 +217,7 @@ func (d confDir) throughFile(s Status, c *Conf, name string, ours bool) Status {
 // plan is what to do about the agent's file: nothing if it neither writes nor removes.
 type plan struct {
 	write  []byte
+	mode   fs.FileMode // of what is written
 	remove bool
 	status Status        // instead of the directory's, zero if there is none
 	again  time.Duration // when to decide again though nothing has changed
@@ -206,8 +225,8 @@ type plan struct {
 
 // memory is what decide remembers from one time to the next.
 type memory struct {
-	known map[string]bool // the files when the source was last there, or at first
-	gone  time.Duration   // CLOCK_BOOTTIME when the source was first found missing, 0 if it is there
+	known []string      // the files when the source was last there, or at first
+	gone  time.Duration // CLOCK_BOOTTIME when the source was first found missing, 0 if it is there
 }
 
 // sourceHold is how long the agent's file outlives its source. Installers remove a file and write it again, with a
@@ -217,7 +236,7 @@ const sourceHold = 10 * time.Minute
 
 // decide compares the directory with what should be there. It acts only on what is definite: a broken file may be half
 // written, and a file that has vanished may come back.
-func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
+func (d confDir) decide(l Limits, m *memory, now ledger.Instant) plan {
 	own, ours := d.own()
 	if own != nil && !ours {
 		return plan{}
@@ -235,12 +254,8 @@ func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 	}
 	if own == nil {
 		*m = memory{}
-	} else if source, _ := own.DerivedFrom(); d.held(source, first, m, now) {
-		return plan{
-			again: max(sourceHold-(now-m.gone), time.Second),
-			status: Status{}.says(StateHeld, "%s was removed; %s is kept for %s in case it returns; remove %[2]s to stop now",
-				source, ConflistName, sourceHold),
-		}
+	} else if d.held(own, first, m, now) {
+		return m.hold(own, now)
 	}
 	switch {
 	case first == nil || first.Kind == ByHand || first.Kind == Foreign:
@@ -256,38 +271,82 @@ func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 		return plan{remove: own != nil, status: Status{}.says(StateShadowed,
 			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
 	}
-	data, err := Derive(first, l, own)
+	data, err := Derive(d.withCopies(first), l, own)
 	switch {
 	case errors.Is(err, ErrPodCIDRs):
 		return plan{again: keepSoon, status: Status{}.says(StateStock, "%v", err)}
 	case err != nil:
 		return plan{status: Status{State: StateUnsupported, Message: err.Error()}}
 	}
-	if own != nil && own.Same(data) {
+	// What it has of others' may be a secret, and another program may have made it readable.
+	mode := first.mode & 0o644
+	if own != nil && own.Same(data) && own.mode&^mode == 0 {
 		return plan{}
 	}
-	return plan{write: data}
+	return plan{write: data, mode: mode}
 }
 
 // held reports whether the agent's file stays because its source vanished less than sourceHold ago. A file that has
 // appeared since ends that; a file that was there all along does not.
-func (d confDir) held(source string, first *Conf, m *memory, now time.Duration) bool {
-	names := map[string]bool{}
+func (d confDir) held(own, first *Conf, m *memory, now ledger.Instant) bool {
+	var names []string
 	for _, f := range d.Files {
-		names[f.Name] = true
+		names = append(names, f.Name)
 	}
-	if names[source] {
-		m.known, m.gone = names, 0
+	if source, _ := own.DerivedFrom(); slices.Contains(names, source) {
+		*m = memory{known: names}
 		return false
+	}
+	if m.known == nil {
+		m.recall(own, now)
 	}
 	if m.known == nil {
 		m.known = names
 	}
 	if m.gone == 0 {
-		m.gone = now
+		m.gone = now.Boot
 	}
-	if first != nil && !m.known[first.File] {
+	if first != nil && !slices.Contains(m.known, first.File) {
 		return first.Kind == Broken // half written
 	}
-	return now-m.gone < sourceHold
+	return now.Boot-m.gone < sourceHold
+}
+
+// hold keeps the file although its source is gone. It notes in the file since when, for an agent that is started again:
+// not at once, since most sources are back within a second, and each write has the runtime reload. A boot begins anew:
+// that is when installers run.
+func (m *memory) hold(own *Conf, now ledger.Instant) plan {
+	source, _ := own.DerivedFrom()
+	p := plan{
+		again: max(lasting-(now.Boot-m.gone), time.Second),
+		status: Status{}.says(StateHeld, "%s was removed; %s is kept for %s in case it returns; remove %[2]s to stop now",
+			source, ConflistName, sourceHold),
+	}
+	if now.Boot-m.gone < lasting {
+		return p
+	}
+	p.again = max(sourceHold-(now.Boot-m.gone), time.Second)
+	list, marker := maps.Clone(own.list), maps.Clone(own.marker())
+	marker["gone"] = map[string]any{"since": m.gone.String(), "boot": now.BootID, "files": m.known}
+	list[derivedKey] = marker
+	if data, err := encode(list); err == nil && !own.Same(data) { // decoded values encode
+		p.write, p.mode = data, own.mode
+	}
+	return p
+}
+
+// recall reads what hold noted in this boot.
+func (m *memory) recall(own *Conf, now ledger.Instant) {
+	gone, _ := own.marker()["gone"].(map[string]any)
+	text, _ := gone["since"].(string)
+	since, err := time.ParseDuration(text)
+	if err != nil || gone["boot"] != now.BootID || since > now.Boot {
+		return
+	}
+	m.gone, m.known = since, []string{}
+	files, _ := gone["files"].([]any)
+	for _, f := range files {
+		name, _ := f.(string)
+		m.known = append(m.known, name)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -20,23 +21,26 @@ func TestChainedPluginsStay(t *testing.T) {
 	edited, err := json.Marshal(list)
 	must.Do(t, err)
 	dir := dirOf(ConflistName, string(edited), source, flannelConf)
-	if p := dir.decide(Limits{}, &memory{}, 1); p.write != nil || p.remove {
+	if p := dir.decide(Limits{}, &memory{}, at(1)); p.write != nil || p.remove {
 		t.Errorf("it is written again: %+v", p)
 	}
 	// The source changes: the chained one stays, one that the source itself no longer has goes.
 	dir.Files[1].Data = []byte(strings.ReplaceAll(
 		`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"mtu":1400}}]}`, "\n", ""))
-	p := dir.decide(Limits{}, &memory{}, 1)
+	p := dir.decide(Limits{}, &memory{}, at(1))
 	if types := typesOf(t, p.write); !slices.Equal(types, []string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
 	// The source gets it too: not twice.
 	dir.Files[1].Data = []byte(`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel"},{"type":"istio-cni"}]}`)
-	if types := typesOf(t, dir.decide(Limits{}, &memory{}, 1).write); !slices.Equal(types,
+	if types := typesOf(t, dir.decide(Limits{}, &memory{}, at(1)).write); !slices.Equal(types,
 		[]string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
 }
+
+// at is an instant of one boot.
+func at(boot time.Duration) ledger.Instant { return ledger.Instant{Boot: boot, BootID: "boot"} }
 
 func typesOf(t *testing.T, data []byte) (types []string) {
 	t.Helper()
@@ -135,7 +139,7 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 		"a torn one of our name":      {dirOf(ConflistName, own[:50], "10-pods.conflist", bridgeConf), "", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := c.dir.decide(Limits{}, &memory{}, time.Hour)
+			p := c.dir.decide(Limits{}, &memory{}, at(time.Hour))
 			if string(p.write) != c.write || p.remove != c.remove {
 				t.Errorf("write %s, remove %v; want %s, %v", p.write, p.remove, c.write, c.remove)
 			}
@@ -157,19 +161,20 @@ func TestAFileOutlivesItsSourceForAWhile(t *testing.T) {
 	own := ownOf(t, "10-pods.conflist", bridgeConf)
 	whole := dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "99-lo.conf", loConf)
 	gone := dirOf(ConflistName, own, "99-lo.conf", loConf)
-	step := func(d confDir, m *memory, at time.Duration, remove bool, write bool) {
+	step := func(d confDir, m *memory, when time.Duration, remove bool, write bool) {
 		t.Helper()
-		if p := d.decide(Limits{}, m, at); p.remove != remove || (p.write != nil) != write {
-			t.Errorf("at %s: remove %v, write %v", at, p.remove, p.write != nil)
+		if p := d.decide(Limits{}, m, at(when)); p.remove != remove || (p.write != nil) != write {
+			t.Errorf("at %s: remove %v, write %v", when, p.remove, p.write != nil)
 		}
 	}
 	m := &memory{}
 	step(whole, m, time.Hour, false, false)
 	step(gone, m, time.Hour+time.Second, false, false)
-	step(gone, m, time.Hour+sourceHold, false, false)
+	step(gone, m, time.Hour+lasting, false, false)
+	step(gone, m, time.Hour+lasting+time.Second, false, true)      // noted, for an agent that is started again
 	step(whole, m, time.Hour+sourceHold+time.Second, false, false) // it came back
 	step(gone, m, 3*time.Hour, false, false)                       // the time begins again
-	step(gone, m, 3*time.Hour+sourceHold-1, false, false)
+	step(gone, m, 3*time.Hour+sourceHold-1, false, true)
 	step(gone, m, 3*time.Hour+sourceHold, true, false)
 
 	// What appears while it is gone is what somebody wants instead.
@@ -182,6 +187,54 @@ func TestAFileOutlivesItsSourceForAWhile(t *testing.T) {
 	m = &memory{}
 	step(whole, m, time.Hour, false, false)
 	step(dirOf(ConflistName, own, "20-pods.conflist", bridgeConf, "99-lo.conf", loConf), m, time.Hour+1, false, true)
+}
+
+// Agents that are started again and again, as by updates of their DaemonSet, are no reason to keep it for longer.
+func TestAFileOutlivesItsSourceNoLongerForARestartedAgent(t *testing.T) {
+	own := ownOf(t, "10-pods.conflist", bridgeConf)
+	step := func(when time.Duration, boot string) (p plan) {
+		p = dirOf(ConflistName, own, "20-calico.conflist", calicoConf).decide(Limits{}, &memory{},
+			ledger.Instant{Boot: when, BootID: boot})
+		if p.write != nil {
+			own = string(p.write)
+		}
+		return p
+	}
+	m := &memory{}
+	gone := dirOf(ConflistName, own, "20-calico.conflist", calicoConf)
+	gone.decide(Limits{}, m, at(time.Hour))
+	p := gone.decide(Limits{}, m, at(time.Hour+lasting))
+	if p.write == nil || p.again != sourceHold-lasting {
+		t.Fatalf("it is not noted: %+v", p)
+	}
+	own = string(p.write)
+	if p := gone.decide(Limits{}, m, at(time.Hour+lasting)); p.write == nil {
+		t.Errorf("of the file as it was it is not noted: %+v", p)
+	}
+	for when := time.Hour + lasting; when < time.Hour+sourceHold; when += time.Minute {
+		if p := step(when, "boot"); p.remove || p.write != nil || p.status.State != StateHeld {
+			t.Errorf("at %s: %+v", when, p)
+		}
+	}
+	if p := step(time.Hour+sourceHold, "boot"); !p.remove {
+		t.Errorf("after %s: %+v", sourceHold, p)
+	}
+	// What has come meanwhile is what somebody wants instead, however often the agent is started again.
+	if p := dirOf(ConflistName, own, "10-new.conflist", calicoConf).decide(Limits{}, &memory{},
+		at(time.Hour+time.Minute)); !p.remove {
+		t.Errorf("with another configuration: %+v", p)
+	}
+	// In the next boot an installer has its time again.
+	for _, when := range []time.Duration{time.Second, 2 * time.Hour} {
+		if p := step(when, "next"); p.remove || p.status.State != StateHeld {
+			t.Errorf("after a boot: %+v", p)
+		}
+	}
+	// It comes back: the note goes.
+	p = dirOf(ConflistName, own, "10-pods.conflist", bridgeConf).decide(Limits{}, &memory{}, at(time.Hour+time.Minute))
+	if string(p.write) != ownOf(t, "10-pods.conflist", bridgeConf) {
+		t.Errorf("it is now %s", p.write)
+	}
 }
 
 func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -17,20 +18,24 @@ import (
 //
 //	{
 //	  "cniVersion": …, "name": …, …               as in the source, numbers and unknown keys included
-//	  "plugins": [                                 as in the source, in its order, and behind them what other
-//	                                               programs have chained to this file (service meshes do)
+//	  "plugins": [                                 as in the source, merged with what other programs, such as
+//	                                               service meshes, change here: see chain.go
 //	    { …, "ipam": {…, "type": "stayput"},       host-local's keys stay
 //	      "capabilities": {…, "io.kubernetes.cri.pod-annotations": true} }
 //	  ],
 //	  "stayput.io/derived": {                      known by it; runtimes ignore unknown keys
 //	    "from": "10-flannel.conflist",
-//	    "types": ["flannel", "portmap"],           of the source's plugins: any other was chained since
+//	    "plugins": [{"type": "flannel"}, {…}],     the source's when this was written; of those with stayput, the type
+//	    "copied": [{…}],                           what copies of this file had besides
+//	    "missing": ["istio-cni"],                  types of plugins that were left out: there is no such program
 //	    "podCIDRs": ["10.244.1.0/24"],             the Node's, if they were filled in for Calico's plugin
+//	    "gone": {"since": "1h2m3s", "boot": "…", "files": […]}  if the source has gone: see held
 //	    "note": "…"
 //	  }
 //	}
 //
-// It keeps the source's network name: the ledger and every later DEL go by that.
+// It keeps the source's network name: the ledger and every later DEL go by that. For the same reason it keeps the name
+// and the data directory that it has if the source gets others while addresses are in use: see Keeper.inUse.
 const (
 	derivedKey  = "stayput.io/derived"
 	derivedNote = "Written by stayput-agent, which rewrites it whenever its source changes: edit that file instead."
@@ -47,67 +52,49 @@ type Limits struct {
 	// PodCIDRs are the Node's, for a source that WantsPodCIDRs, nil if they are not known. Then those that own was given
 	// serve: they do not change while the Node exists.
 	PodCIDRs []netip.Prefix
+	// Network has the name and data directory that stay although the source has others, nil if the source's count.
+	Network *ledger.Network
+	// Missing reports that the runtime has no such plugin, which Derive then leaves out; nil if that is not known.
+	Missing func(plugin string) bool
 }
 
-// Derive returns the configuration list derived from a source of kind Stock, in the form drawn above. Plugins that
-// other programs have chained to own, the derived file as it is now, stay; own may be nil. It returns ErrPodCIDRs if
-// the source needs the Node's podCIDRs, and neither Limits nor own has them.
+// Derive returns the configuration list derived from a source of kind Stock, in the form drawn above, and merged with
+// what other programs have changed in own, the derived file as it is now; own may be nil. It returns ErrPodCIDRs if the
+// source needs the Node's podCIDRs, and neither Limits nor own has them.
 func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 	podCIDRs := l.PodCIDRs
 	if len(podCIDRs) == 0 {
 		podCIDRs = own.podCIDRs()
 	}
-	marker := map[string]any{"from": source.File, "note": derivedNote}
+	marker := map[string]any{"from": source.File, "plugins": source.base(), "note": derivedNote}
 	if source.WantsPodCIDRs() {
 		if len(podCIDRs) == 0 {
 			return nil, fmt.Errorf("%s: %w", source.File, ErrPodCIDRs)
 		}
 		marker["podCIDRs"] = podCIDRs
 	}
-	list := clone(source.list).(map[string]any)
-	plugins, _ := list["plugins"].([]any)
-	types := []any{}
-	for _, p := range plugins {
-		p := p.(map[string]any)
-		types = append(types, typeOf(p))
-		if k, _ := classifyPlugin(p); k != Stock {
-			continue
-		}
-		ipam := section(p, "ipam")
-		ipam["type"] = netconf.Type
-		if typeOf(p) == calicoType {
-			if err := fillPodCIDRs(ipam, podCIDRs); err != nil {
+	if len(source.copied) > 0 {
+		marker["copied"] = source.copied
+	}
+	list := maps.Clone(source.list)
+	chain, left := merged(source, own, l.Missing)
+	if len(left) > 0 {
+		marker["missing"] = left
+	}
+	plugins := []any{}
+	for _, p := range chain {
+		p := clone(p).(map[string]any)
+		if gives(p) {
+			if err := l.give(p, podCIDRs); err != nil {
 				return nil, fmt.Errorf("%s: %w", source.File, err)
 			}
 		}
-		if l.StateDir != "" && l.StateDir != ledger.DefaultStateDir {
-			ipam["stateDir"] = l.StateDir
-		}
-		for key, share := range map[string]float64{
-			"promisedShare": l.PromisedShare, "promisedSharePerNamespace": l.PromisedSharePerNamespace,
-		} {
-			if share != 0 {
-				ipam[key] = json.Number(strconv.FormatFloat(share, 'f', -1, 64))
-			}
-		}
-		for key, limit := range map[string]int64{
-			"promisedLimit": l.PromisedLimit, "promisedLimitPerNamespace": l.PromisedLimitPerNamespace,
-		} {
-			if limit != 0 {
-				ipam[key] = json.Number(strconv.FormatInt(limit, 10))
-			}
-		}
-		if l.LongestRetention != 0 {
-			ipam["longestRetention"] = l.LongestRetention.String()
-		}
-		capabilities := section(p, "capabilities")
-		if _, there := capabilities[netconf.AnnotationsCapability]; !there {
-			capabilities[netconf.AnnotationsCapability] = true
-		}
+		plugins = append(plugins, p)
 	}
-	list["plugins"] = append(plugins, own.chained(types)...)
-	marker["types"] = types
-	list[derivedKey] = marker
+	if l.Network != nil {
+		list["name"] = l.Network.Name
+	}
+	list["plugins"], list[derivedKey] = plugins, marker
 	data, err := encode(list)
 	if err != nil {
 		return nil, err
@@ -116,6 +103,45 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		return nil, fmt.Errorf("the configuration derived from %s cannot be loaded: %w", source.File, err)
 	}
 	return data, nil
+}
+
+// give has a plugin run stayput in host-local's place.
+func (l Limits) give(p map[string]any, podCIDRs []netip.Prefix) error {
+	ipam := section(p, "ipam")
+	ipam["type"] = netconf.Type
+	if typeOf(p) == calicoType {
+		if err := fillPodCIDRs(ipam, podCIDRs); err != nil {
+			return err
+		}
+	}
+	if l.StateDir != "" && l.StateDir != ledger.DefaultStateDir {
+		ipam["stateDir"] = l.StateDir
+	}
+	if l.Network != nil {
+		ipam["dataDir"] = l.Network.DataDir
+	}
+	for key, share := range map[string]float64{
+		"promisedShare": l.PromisedShare, "promisedSharePerNamespace": l.PromisedSharePerNamespace,
+	} {
+		if share != 0 {
+			ipam[key] = json.Number(strconv.FormatFloat(share, 'f', -1, 64))
+		}
+	}
+	for key, limit := range map[string]int64{
+		"promisedLimit": l.PromisedLimit, "promisedLimitPerNamespace": l.PromisedLimitPerNamespace,
+	} {
+		if limit != 0 {
+			ipam[key] = json.Number(strconv.FormatInt(limit, 10))
+		}
+	}
+	if l.LongestRetention != 0 {
+		ipam["longestRetention"] = l.LongestRetention.String()
+	}
+	capabilities := section(p, "capabilities")
+	if _, there := capabilities[netconf.AnnotationsCapability]; !there {
+		capabilities[netconf.AnnotationsCapability] = true
+	}
+	return nil
 }
 
 // section returns an object in the configuration of a plugin, and makes it if it is missing.
@@ -148,30 +174,8 @@ func clone(v any) any {
 
 // DerivedFrom returns the name of the source; ok is false if the configuration is not a derived one.
 func (c *Conf) DerivedFrom() (source string, ok bool) {
-	marker, _ := c.list[derivedKey].(map[string]any)
-	source, ok = marker["from"].(string)
+	source, ok = c.marker()["from"].(string)
 	return source, ok
-}
-
-// chained returns the plugins that other programs have added: their types are neither in the source as it was then nor
-// in types, those of the source now.
-func (c *Conf) chained(types []any) []any {
-	if c == nil {
-		return nil
-	}
-	if _, ok := c.DerivedFrom(); !ok {
-		return nil
-	}
-	marker, _ := c.list[derivedKey].(map[string]any)
-	was, _ := marker["types"].([]any)
-	var added []any
-	for _, p := range pluginsOf(c.list) {
-		var t any = typeOf(p)
-		if !slices.Contains(was, t) && !slices.Contains(types, t) {
-			added = append(added, p)
-		}
-	}
-	return added
 }
 
 // Same reports whether the configuration equals the one in data, apart from formatting: programs that chain a plugin

@@ -15,7 +15,8 @@ import (
 type File struct {
 	Name string
 	Data []byte
-	Err  error // of reading it
+	Mode fs.FileMode // its permissions
+	Err  error       // of reading it
 }
 
 // Dir is a runtime's configuration directory: the files that runtimes read, sorted by name, and for each folder its
@@ -116,6 +117,7 @@ func readFile(path string) (File, error) {
 	case info.Size() > longestFile:
 		f.Err = errors.New("too large for a configuration")
 	default:
+		f.Mode = info.Mode().Perm()
 		if f.Data, f.Err = os.ReadFile(path); errors.Is(f.Err, fs.ErrNotExist) {
 			return f, f.Err
 		}

@@ -1,10 +1,17 @@
 package cniconf
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The directories in which runtimes and distributions have CNI's files. They are looked at to say what there is, and
@@ -70,4 +77,89 @@ func holds(dir string, programs []string) bool {
 		info, err := os.Lstat(filepath.Join(dir, name)) // a link's target may be out of sight
 		return err == nil && !info.IsDir()
 	})
+}
+
+// openNode opens a directory as the node's processes see it, whatever is mounted into the agent's container. It
+// returns fs.ErrNotExist if the node has none, and errHidden if the node's files cannot be seen.
+func (k *Keeper) openNode(path string) (*os.File, error) {
+	root, err := unix.Open(cmp.Or(k.o.Root, "/"), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", errHidden, cause(err).Error()) // that a file is not there means more
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT,
+	})
+	switch {
+	case err == nil:
+		return os.NewFile(uintptr(fd), path), nil
+	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR):
+		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOENT}
+	}
+	return nil, fmt.Errorf("%w: %s", errHidden, cause(err).Error()) // that a file is not there means more
+}
+
+var errHidden = errors.New("the node's files cannot be seen")
+
+// isNode reports whether a path of the node is the directory that the agent has at mounted. known is false if either
+// cannot be seen.
+func (k *Keeper) isNode(path, mounted string) (same, known bool) {
+	own, err := os.Stat(mounted)
+	if err != nil {
+		return false, false
+	}
+	f, err := k.openNode(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, true
+	}
+	if err != nil {
+		return false, false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	return err == nil && os.SameFile(own, info), err == nil
+}
+
+// moved reports whether the directory at a path was replaced since the agent has it mounted: what the agent writes
+// there reaches no runtime.
+func (k *Keeper) moved(path string) bool {
+	same, known := k.isNode(path, path)
+	return known && !same
+}
+
+// missing returns which plugins the runtime does not have, nil if that is not known. Installers replace programs in
+// steps: while a directory has changed only just, what own has counts as there; wait is how long that is.
+func (k *Keeper) missing(own *Conf) (missing func(plugin string) bool, wait time.Duration) {
+	if k.runtime == nil || len(k.runtime.BinDirs) == 0 {
+		return nil, 0
+	}
+	there := map[string]bool{}
+	for _, dir := range k.runtime.BinDirs {
+		f, err := k.openNode(dir)
+		if errors.Is(err, errHidden) && filepath.Clean(dir) == filepath.Clean(k.o.BinDir) {
+			f, err = os.Open(dir)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, 0
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		names, readErr := f.Readdirnames(-1)
+		if err != nil || readErr != nil {
+			return nil, 0
+		}
+		for _, name := range names {
+			there[name] = true
+		}
+		wait = max(wait, lasting-time.Since(info.ModTime()))
+	}
+	if wait > 0 {
+		for _, p := range pluginsOf(own.content()) {
+			there[typeOf(p)] = true
+		}
+	}
+	return func(plugin string) bool { return !there[plugin] }, wait
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,8 +41,11 @@ type Options struct {
 	Interval time.Duration
 
 	Clock ledger.Clock
-	// Runtime asks the runtime for its CNI configuration.
-	Runtime func(context.Context) (Runtime, error)
+	// Runtime asks the runtime for its CNI configuration. It may have another one once Reconnected wakes the keeper.
+	Runtime     func(context.Context) (Runtime, error)
+	Reconnected <-chan struct{}
+	// Networks returns those that have addresses which are not free, or an error if it does not know them all.
+	Networks func() ([]Occupied, error)
 	// PodCIDRs asks the API server for the Node's, where a configuration takes its ranges from there.
 	PodCIDRs func(context.Context) ([]netip.Prefix, error)
 	// Publish is called with an Event for every change that lasts, and Wrote after every write of the file.
@@ -78,8 +80,8 @@ type Keeper struct {
 	writes  *rate.Limiter
 	metrics *metrics
 
-	runtime   *Runtime // as it last answered, nil if it never did
-	runtimeAt time.Time
+	runtime *Runtime  // as it last answered, nil if it never did
+	askAt   time.Time // when it is asked again
 
 	podCIDRs    []netip.Prefix // as the API server last answered, nil if it never did
 	podCIDRsErr error
@@ -157,6 +159,8 @@ func (k *Keeper) Run(ctx context.Context, guard func(observe func())) {
 		case <-ctx.Done():
 		case <-changes:
 		case <-lost: //nolint:errcheck // which error does not matter
+		case <-k.o.Reconnected:
+			k.askAt = time.Time{}
 		case <-timer.C:
 		}
 		if ctx.Err() != nil {
@@ -234,15 +238,26 @@ func (k *Keeper) Line() string {
 	if s.State == "" {
 		return "not observed yet"
 	}
-	line := string(s.State) + ": " + s.Message
+	line := string(s.State) + ": " + s.Text()
 	if s.Plugin.Problem != "" && s.State != StateNoPlugin && k.install != nil {
 		line += "; plugin: " + s.Plugin.Problem
 	}
-	if k.install != nil && (!s.State.Good() || s.Plugin.Problem != "") {
+	if k.install != nil && !s.good() {
 		return Degraded + line
 	}
 	return line
 }
+
+// Text returns the message and the problem.
+func (s Status) Text() string {
+	if s.Problem == "" {
+		return s.Message
+	}
+	return s.Message + "; " + s.Problem
+}
+
+// good reports whether all is as it should be.
+func (s Status) good() bool { return s.State.Good() && s.Problem == "" && s.Plugin.Problem == "" }
 
 // withoutPlugin returns the status in view of the binary: with a configuration that names a missing plugin no pod
 // starts.
@@ -292,18 +307,18 @@ func (k *Keeper) observe(ctx context.Context) (again time.Duration) {
 
 // report logs a changed status, and publishes an Event if this node's configuration is the keeper's business.
 func (k *Keeper) report(s, was Status) {
-	good := s.State.Good() && s.Plugin.Problem == ""
 	level := slog.LevelInfo
-	if k.install != nil && !good {
+	if k.install != nil && !s.good() {
 		level = slog.LevelWarn
 	}
-	k.o.Log.Log(context.Background(), level, "CNI configuration", "state", s.State, "message", s.Message, "file", s.File,
+	k.o.Log.Log(context.Background(), level, "CNI configuration", "state", s.State, "message", s.Text(), "file", s.File,
 		"network", s.Network, "source", s.Source, "plugin", s.Plugin.Version, "problem", s.Plugin.Problem)
-	if k.install == nil || s.State == was.State && s.Message == was.Message || s.State == StateNone {
+	if k.install == nil || s.State == StateNone ||
+		s.State == was.State && s.Text() == was.Text() {
 		return
 	}
-	e := ledger.Event{Reason: EventConfigured, Message: fmt.Sprintf("CNI configuration: %s: %s", s.State, s.Message)}
-	if !good {
+	e := ledger.Event{Reason: EventConfigured, Message: fmt.Sprintf("CNI configuration: %s: %s", s.State, s.Text())}
+	if !s.good() {
 		e.Reason = EventNotConfigured
 	}
 	k.o.Publish(e)
@@ -320,7 +335,7 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		if pluginErr == nil {
 			pluginErr = atomicfile.Sweep(k.install.dir)
 		}
-		did, err = k.write(ctx, ready, k.misfit(ctx))
+		did, err = k.write(ctx, ready)
 	}
 	dir, readErr := readConfDir(k.o.ConfDir)
 	if err = errors.Join(err, readErr); err != nil {
@@ -376,25 +391,51 @@ func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 // crio is CRI-O's name of itself.
 const crio = "cri-o"
 
-// misfit returns why the agent's file would do harm, or nothing, with the runtime as it is configured: a zero Status if
-// the file fits, or the runtime does not say.
-func (k *Keeper) misfit(ctx context.Context) (s Status) {
-	if k.runtime == nil || time.Since(k.runtimeAt) > k.o.Interval {
-		r, err := k.o.Runtime(ctx)
-		k.runtimeAt = time.Now()
-		if err == nil {
-			k.runtime = &r
-		} else {
-			k.o.Log.Debug("Cannot get the CNI configuration from the runtime", "err", err)
-		}
+// askRuntime asks for the runtime's configuration if that is due, and returns in what time to try again if it does not
+// answer. Meanwhile, what it said last counts.
+func (k *Keeper) askRuntime(ctx context.Context) (again time.Duration) {
+	if left := time.Until(k.askAt); left > keepSoon {
+		return 0
+	} else if left > 0 {
+		return left
+	}
+	r, err := k.o.Runtime(ctx)
+	switch {
+	case err == nil:
+		k.runtime = &r
+		k.askAt = time.Now().Add(k.o.Interval)
+		return 0
+	case k.runtime == nil:
+		again = pollEvery
+	default:
+		again = keepSoon
+		k.askAt = time.Now().Add(again)
+	}
+	k.o.Log.Debug("Cannot get the CNI configuration from the runtime", "err", err)
+	return again
+}
+
+// misfit returns why the agent's file would do harm, or nothing, with the directories as they are mounted and the
+// runtime as it is configured: a zero Status if the file fits, or the runtime does not say.
+func (k *Keeper) misfit() (s Status) {
+	const restart = "%s is not the directory any more that the agent has mounted: restart the agent's pod on this node"
+	switch {
+	case k.moved(k.o.ConfDir):
+		return s.says(StateError, restart, k.o.ConfDir)
+	case k.moved(k.install.dir):
+		return s.says(StateNoPlugin, restart, k.install.dir)
 	}
 	r := k.runtime
 	if r == nil {
 		return s
 	}
-	inUse := func(binDir string) bool { return sameDir(binDir, k.install.dir) }
+	is := func(path, mounted string) bool {
+		same, known := k.isNode(path, mounted)
+		return same || !known && filepath.Clean(path) == filepath.Clean(mounted)
+	}
+	inUse := func(binDir string) bool { return is(binDir, k.install.dir) }
 	switch {
-	case r.ConfDir != "" && !sameDir(r.ConfDir, k.o.ConfDir):
+	case r.ConfDir != "" && !is(r.ConfDir, k.o.ConfDir):
 		return s.says(StateError, "the runtime reads %s: set --cni-conf-dir to that directory", r.ConfDir)
 	case len(r.BinDirs) > 0 && !slices.ContainsFunc(r.BinDirs, inUse):
 		return s.says(StateNoPlugin, "the runtime runs plugins from %s: set --cni-bin-dir to that directory",
@@ -434,17 +475,45 @@ func (k *Keeper) learnPodCIDRs(ctx context.Context) ([]netip.Prefix, error) {
 	return k.podCIDRs, err
 }
 
-func sameDir(a, b string) bool {
-	if filepath.Clean(a) == filepath.Clean(b) {
-		return true
+// sooner returns the shorter of two times, of which 0 is none.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
 	}
-	infoA, errA := os.Stat(a)
-	infoB, errB := os.Stat(b)
-	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
+	return a
+}
+
+// plan decides about the agent's file by what the runtime, the API server and the ledgers say.
+func (k *Keeper) plan(ctx context.Context, dir confDir) (plan, error) {
+	now, err := k.o.Clock.Now()
+	if err != nil {
+		return plan{}, err
+	}
+	own, _ := dir.own()
+	limits := k.o.Limits
+	var wait time.Duration
+	limits.Missing, wait = k.missing(own)
+	if limits.Network, err = k.inUse(dir); err != nil && limits.Network == nil {
+		return plan{}, err
+	}
+	var unknown error
+	if dir.first().WantsPodCIDRs() {
+		limits.PodCIDRs, unknown = k.learnPodCIDRs(ctx)
+	}
+	p := dir.decide(limits, &k.memory, now)
+	p.again = sooner(p.again, wait)
+	if unknown != nil {
+		p.again = keepSoon
+		if p.status.State == StateStock {
+			p.status.Message += ": " + unknown.Error()
+		}
+	}
+	return p, nil
 }
 
 // write writes or removes the agent's file.
-func (k *Keeper) write(ctx context.Context, ready pluginState, misfit Status) (plan, error) {
+func (k *Keeper) write(ctx context.Context, ready pluginState) (plan, error) {
+	asked := k.askRuntime(ctx)
 	dir, err := readConfDir(k.o.ConfDir)
 	if err != nil {
 		return plan{}, err
@@ -452,23 +521,13 @@ func (k *Keeper) write(ctx context.Context, ready pluginState, misfit Status) (p
 	if err := atomicfile.Sweep(k.o.ConfDir); err != nil {
 		return plan{}, err
 	}
-	now, err := k.o.Clock.Now()
+	p, err := k.plan(ctx, dir)
 	if err != nil {
 		return plan{}, err
 	}
-	limits := k.o.Limits
-	var unknown error
-	if dir.first().WantsPodCIDRs() {
-		limits.PodCIDRs, unknown = k.learnPodCIDRs(ctx)
-	}
-	p := dir.decide(limits, &k.memory, now.Boot)
-	if unknown != nil {
-		p.again = keepSoon
-		if p.status.State == StateStock {
-			p.status.Message += ": " + unknown.Error()
-		}
-	}
+	p.again = sooner(p.again, asked)
 	_, ours := dir.own()
+	misfit := k.misfit()
 	if misfit.State == "" {
 		misfit = k.elsewhere(dir)
 	}
@@ -481,7 +540,7 @@ func (k *Keeper) write(ctx context.Context, ready pluginState, misfit Status) (p
 	}
 	switch {
 	case misfit.State != "":
-		p = plan{remove: ours, status: misfit}
+		p = plan{remove: ours, status: misfit, again: asked}
 	case k.runtime == nil && !ours && p.write != nil:
 		p = plan{again: pollEvery}
 	}
@@ -491,7 +550,7 @@ func (k *Keeper) write(ctx context.Context, ready pluginState, misfit Status) (p
 			"%s was written %d times in quick succession: another program keeps changing or removing it",
 			ConflistName, writeBurst)}, nil
 	case p.write != nil:
-		if err := (atomicfile.File{Path: path, Mode: 0o644}).Write(bytes.NewReader(p.write)); err != nil {
+		if err := (atomicfile.File{Path: path, Mode: p.mode}).Write(bytes.NewReader(p.write)); err != nil {
 			return plan{}, err
 		}
 		k.writes.Allow()

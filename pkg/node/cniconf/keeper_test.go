@@ -55,6 +55,8 @@ type confWorld struct {
 	dir, conf, bins string
 	runtime         Runtime
 	runtimeErr      error
+	networks        []Occupied
+	networksErr     error
 	said            []ledger.EventReason
 }
 
@@ -70,9 +72,10 @@ func newConfWorld(t *testing.T) *confWorld {
 		ConfDir: w.conf, BinDir: w.bins, CacheDir: filepath.Join(w.dir, "cache"), Install: true, Plugin: binary,
 		Limits:   Limits{StateDir: filepath.Join(w.dir, "state")},
 		Interval: 1000 * time.Hour, Clock: nodetest.NewClock(), Registry: prometheus.NewRegistry(),
-		Errors:  prometheus.NewCounter(prometheus.CounterOpts{Name: "errors"}),
-		Runtime: func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
-		Publish: func(e ledger.Event) { w.said = append(w.said, e.Reason) }, Wrote: func() {},
+		Errors:   prometheus.NewCounter(prometheus.CounterOpts{Name: "errors"}),
+		Runtime:  func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
+		Networks: func() ([]Occupied, error) { return w.networks, w.networksErr },
+		Publish:  func(e ledger.Event) { w.said = append(w.said, e.Reason) }, Wrote: func() {},
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	w.k = New(w.o)
@@ -90,6 +93,18 @@ func (w *confWorld) wantSaid(reasons ...ledger.EventReason) {
 	if !slices.Equal(w.said, reasons) {
 		w.t.Errorf("published %v, want %v", w.said, reasons)
 	}
+}
+
+// seesNode has the keeper see the test's directory as the node's files, with both directories behind links.
+func (w *confWorld) seesNode() {
+	w.t.Helper()
+	for _, dir := range []string{w.conf, w.bins} {
+		link := filepath.Join(w.dir, dir)
+		must.Do(w.t, os.MkdirAll(filepath.Dir(link), 0o755))
+		must.Do(w.t, os.Symlink("/"+filepath.Base(dir), link))
+	}
+	w.o.Root = w.dir
+	w.restart()
 }
 
 func (w *confWorld) write(name, data string) {
@@ -992,7 +1007,7 @@ func TestMultusIsNeverBypassed(t *testing.T) {
 
 func TestARuntimeThatDoesNotSayWhereItLooksIsNotGivenAPluginOutOfSight(t *testing.T) {
 	w := newConfWorld(t)
-	w.k.o.Root = w.dir
+	w.seesNode()
 	w.runtime.Name = "cri-o"
 	w.write("10-pods.conflist", bridgeConf)
 	if s := w.look(StateNoPlugin); !strings.Contains(s.Message, "bridge is not in "+w.bins) ||
@@ -1016,7 +1031,7 @@ func TestARuntimeThatDoesNotSayWhereItLooksIsNotGivenAPluginOutOfSight(t *testin
 
 func TestAnEmptyDirectoryNamesTheOneWithAConfiguration(t *testing.T) {
 	w := newConfWorld(t)
-	w.k.o.Root = w.dir
+	w.seesNode()
 	w.look(StateNone)
 	there := filepath.Join(w.dir, "/var/lib/rancher/k3s/agent/etc/cni/net.d")
 	must.Do(t, os.MkdirAll(there, 0o755))
@@ -1028,6 +1043,82 @@ func TestAnEmptyDirectoryNamesTheOneWithAConfiguration(t *testing.T) {
 	}
 	w.runtime.ConfDir = w.conf
 	w.restart()
-	w.k.o.Root = w.dir
 	w.look(StateNone) // containerd says that it looks here
+}
+
+// A mount stays with the directory that it was made of, whatever the path leads to by now.
+func TestADirectoryThatWasReplacedUnderItsMountIsNoticed(t *testing.T) {
+	for name, c := range map[string]struct {
+		dir   func(*confWorld) string
+		state State
+	}{
+		"the configurations": {func(w *confWorld) string { return w.conf }, StateError},
+		"the plugins":        {func(w *confWorld) string { return w.bins }, StateNoPlugin},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newConfWorld(t)
+			w.seesNode()
+			w.runtime = Runtime{ConfDir: w.conf, BinDirs: []string{"/other", w.bins}}
+			w.write("10-pods.conflist", bridgeConf)
+			w.look(StateActive)
+			link := filepath.Join(w.dir, c.dir(w))
+			leads := func(to string) {
+				t.Helper()
+				w.remove(link)
+				if to != "" {
+					must.Do(t, os.Symlink(to, link))
+				}
+			}
+			must.Do(t, os.Mkdir(filepath.Join(w.dir, "new"), 0o755))
+			for _, to := range []string{"/new", "/nowhere"} {
+				leads(to)
+				if s := w.look(c.state); !strings.Contains(s.Message, c.dir(w)+" is not the directory any more that the agent has mounted") ||
+					!strings.HasPrefix(w.k.Line(), Degraded) || w.own() != "" {
+					t.Errorf("%s, and the file is\n%s", w.k.Line(), w.own())
+				}
+			}
+			leads("/" + filepath.Base(c.dir(w)))
+			w.look(StateActive)
+			// What cannot be seen is no reason to act.
+			w.k.o.Root = filepath.Join(w.dir, "hidden")
+			leads("/new")
+			w.look(StateActive)
+		})
+	}
+}
+
+func TestARuntimeThatReconnectsIsAskedAgain(t *testing.T) {
+	w := newConfWorld(t)
+	reconnected := make(chan struct{})
+	asked := make(chan Runtime)
+	w.o.Reconnected = reconnected
+	w.o.Runtime = func(ctx context.Context) (Runtime, error) {
+		select {
+		case r := <-asked:
+			if r.Name == "away" {
+				return r, errors.New("the runtime is starting")
+			}
+			return r, nil
+		case <-ctx.Done():
+			return Runtime{}, ctx.Err()
+		}
+	}
+	w.restart()
+	w.write("10-pods.conflist", bridgeConf)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { w.k.Run(ctx, func(observe func()) { observe() }) })
+	defer wg.Wait()
+	defer cancel()
+	state := func(s State) func() bool { return func() bool { return w.k.Status().State == s } }
+	asked <- Runtime{BinDirs: []string{w.bins}}
+	must.Eventually(t, "the file", state(StateActive))
+	reconnected <- struct{}{}
+	asked <- Runtime{Name: "away"}
+	reconnected <- struct{}{}
+	asked <- Runtime{BinDirs: []string{"/opt/new/bin"}}
+	must.Eventually(t, "another directory", state(StateNoPlugin))
+	reconnected <- struct{}{}
+	asked <- Runtime{BinDirs: []string{w.bins}}
+	must.Eventually(t, "the file again", state(StateActive))
 }

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
@@ -94,8 +97,10 @@ func ignoreMissing(err error) error {
 }
 
 // RemoveConflist hands the configuration back: it removes the agent's file, so that the runtime uses its source again,
-// and changes the notes of flannel and multus, and libcni's cache. removed reports whether there was one; a foreign
-// file of that name stays. It is the first step of an uninstallation, and may be repeated.
+// and changes the notes of flannel and multus, libcni's cache and other programs' copies of the file. The source gets
+// the plugins that others have chained to the agent's file, without which pods would start past a service mesh: not
+// every mesh looks for another file once its own is gone. removed reports whether there was a file; a foreign one of
+// that name stays. It is the first step of an uninstallation, and may be repeated.
 func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 	dir, err := readConfDir(confDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,19 +110,68 @@ func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 		return false, err
 	}
 	if _, ours := dir.own(); ours {
+		if err := dir.handBackChained(); err != nil {
+			return false, err
+		}
 		if err := atomicfile.Remove(filepath.Join(confDir, ConflistName)); ignoreMissing(err) != nil {
 			return false, err
 		}
 		removed = true
 	}
-	return removed, errors.Join(atomicfile.Sweep(confDir), handBackNotes(dir, cacheDir))
+	return removed, errors.Join(atomicfile.Sweep(confDir), dir.handBackNotes(cacheDir))
 }
 
-// handBackNotes changes the notes of ADDs so that none names the plugin.
-func handBackNotes(dir confDir, cacheDir string) error {
-	return errors.Join(retypeFlannel(dir, netconf.Type, netconf.HostLocal, "", ""),
-		retypeMultus(dir, cacheDir, netconf.Type, netconf.HostLocal, "", ""),
-		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""))
+// handBackChained makes the plugins of the source, other than those with stayput, what they are in the agent's file.
+func (d confDir) handBackChained() error {
+	own, _ := d.own()
+	source := d.first()
+	if source == nil || source.Kind != Stock {
+		return nil
+	}
+	left := own.leftOut()
+	plugins, _ := merged(source, own, func(plugin string) bool { return slices.Contains(left, plugin) })
+	if reflect.DeepEqual(plugins, pluginsOf(source.list)) {
+		return nil
+	}
+	list := maps.Clone(source.list)
+	list["plugins"] = plugins
+	data, err := encode(list)
+	if err != nil {
+		return err
+	}
+	from := filepath.Join(d.path, source.File)
+	// A list has a name of its own. Meshes do that, too.
+	to := strings.TrimSuffix(from, filepath.Ext(from)) + ".conflist"
+	if to != from && d.Find(filepath.Base(to)) != nil {
+		return fmt.Errorf("%s has no place for the plugins that are chained to %s, since there is %s: remove one of the two",
+			from, ConflistName, filepath.Base(to))
+	}
+	f := atomicfile.File{Path: to, Mode: source.mode, MustExist: to == from}
+	if err := ignoreMissing(f.Write(bytes.NewReader(data))); err != nil || to == from {
+		return err
+	}
+	return ignoreMissing(atomicfile.Remove(from))
+}
+
+// handBackNotes changes the notes of ADDs, and copies of the agent's file, so that none names the plugin.
+func (d confDir) handBackNotes(cacheDir string) error {
+	errs := []error{
+		retypeFlannel(d, netconf.Type, netconf.HostLocal, "", ""),
+		retypeMultus(d, cacheDir, netconf.Type, netconf.HostLocal, "", ""),
+		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""),
+	}
+	for _, c := range d.copies() {
+		list := clone(c.list).(map[string]any)
+		retype(list, netconf.Type, netconf.HostLocal, "")
+		delete(list, derivedKey)
+		data, err := encode(list)
+		if err == nil {
+			f := atomicfile.File{Path: filepath.Join(d.path, c.File), Mode: c.mode, MustExist: true}
+			err = ignoreMissing(f.Write(bytes.NewReader(data)))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // HandBackMultus makes multus delegate to the configuration that it takes the next time it starts, where it has a copy
@@ -164,6 +218,13 @@ func RemovePlugin(confDir, binDir, cacheDir string) (removed bool, err error) {
 	if ignoreMissing(err) != nil {
 		return false, err
 	}
+	// Again, for the note of an ADD that was under way when the conflist went.
+	if err := dir.handBackNotes(cacheDir); err != nil {
+		return false, err
+	}
+	if dir, err = readConfDir(confDir); ignoreMissing(err) != nil {
+		return false, err
+	}
 	for _, f := range dir.Files {
 		if dir.Conf(f).Kind == ByHand {
 			return false, fmt.Errorf("%s uses the plugin: set ipam.type to host-local there first",
@@ -172,10 +233,6 @@ func RemovePlugin(confDir, binDir, cacheDir string) (removed bool, err error) {
 	}
 	if s := dir.status(); s.State == StateActive { // multus has a copy of the conflist
 		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)
-	}
-	// Again, for the note of an ADD that was under way when the conflist went.
-	if err := handBackNotes(dir, cacheDir); err != nil {
-		return false, err
 	}
 	if err := ignoreMissing(atomicfile.Sweep(binDir)); err != nil {
 		return false, err

@@ -40,6 +40,10 @@ type Client struct {
 	peerPID atomic.Int32
 	socket  string
 	root    string // where the node's files are seen
+
+	// Restarted is called when another process than before answers on the socket, from any goroutine; nil: nobody asks.
+	// Set it before the first call.
+	Restarted func()
 }
 
 // Root is where a process in the node's PID namespace sees the node's files, also those that no volume brings into its
@@ -74,7 +78,10 @@ func New(socket string) (*Client, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 			if err == nil {
-				c.peerPID.Store(peerPID(conn))
+				pid := peerPID(conn)
+				if was := c.peerPID.Swap(pid); was != pid && was != 0 && c.Restarted != nil {
+					c.Restarted()
+				}
 			}
 			return conn, err
 		}),

@@ -47,6 +47,24 @@ func TestWhatTheRuntimeSaysAboutItsCNIConfiguration(t *testing.T) {
 	}
 }
 
+func TestARuntimeThatWasStartedAgainIsNoticedByItsProcess(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cri.sock")
+	nodetest.StartRuntime(t, socket)
+	for earlier, want := range map[int]int{0: 0, os.Getpid(): 0, 1: 1} {
+		c, err := New(socket)
+		must.Do(t, err)
+		defer c.Close()
+		restarts := 0
+		c.Restarted = func() { restarts++ }
+		c.peerPID.Store(int32(earlier))
+		_, err = c.Sandboxes(t.Context())
+		must.Do(t, err)
+		if restarts != want || c.PID() != os.Getpid() {
+			t.Errorf("after process %d: %d restarts, now %d", earlier, restarts, c.PID())
+		}
+	}
+}
+
 func TestARuntimeWithAnotherSocketIsNamed(t *testing.T) {
 	dir, err := os.MkdirTemp("", "cri-") // short: a socket's path has 108 bytes
 	must.Do(t, err)

@@ -284,7 +284,7 @@ func cniOf(o Options) inspection.CNI {
 		s = cniconf.InspectFiles(o.CNIConfDir, o.CNIBinDir)
 	}
 	is := inspection.CNI{
-		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network,
+		State: string(s.State), Message: s.Text(), Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network,
 		Source: s.Source, Installs: o.InstallCNI, Plugin: plugin, Image: binaryAt(o.PluginBinary),
 	}
 	if is.Plugin.Error == "" && !s.Plugin.Installed {
