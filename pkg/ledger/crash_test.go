@@ -377,7 +377,7 @@ func TestAPowerLossBringsBackNoPromiseThatAKilledADDEnded(t *testing.T) {
 				must.Do(t, err)
 			})
 			ended := errors.Is(w.ledger().Release(key), ErrUnknownClaim)
-			w.clock.now.Wall = w.clock.now.Wall.Add(-time.Hour)
+			w.jump(-time.Hour)
 			w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
 			w.boot(time.Minute)
 			must.Do(t, w.ledger().Prepare())

@@ -129,6 +129,7 @@ func (w *world) uninstall(sees NetnsProber) {
 	}
 	clear(w.promises)
 	clear(w.maybe)
+	w.forgetTime()
 	for att, l := range w.live {
 		l.key, l.foreign, l.vague = nil, true, true
 		for _, a := range l.addrs {
@@ -346,6 +347,7 @@ func (w *world) wipeSome(r *rand.Rand) {
 		what = "the network directory"
 		w.remove(l.dir)
 		w.lostNetworkDir()
+		w.forgetTime()
 	case 1:
 		what = "all but dot files in the network directory"
 		w.wipe(l.dir, glob)

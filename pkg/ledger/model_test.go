@@ -51,9 +51,15 @@ var deeds = []struct {
 		}
 	}},
 	{7, func(w *world, r *rand.Rand) { w.advance(time.Duration(r.IntN(8)) * time.Minute) }},
-	{2, func(w *world, r *rand.Rand) {
-		w.logf("the wall clock jumps")
-		w.clock.now.Wall = w.clock.now.Wall.Add(time.Duration(r.IntN(200)-100) * time.Hour)
+	{3, func(w *world, r *rand.Rand) {
+		jump := time.Duration(r.IntN(200)-100) * time.Hour
+		if r.IntN(2) == 0 {
+			jump = -w.ahead // it is set right
+		}
+		w.jump(jump)
+		if r.IntN(2) == 0 {
+			w.prepare()
+		}
 	}},
 	{4, func(w *world, r *rand.Rand) { w.expireBy(w.agent(r)) }},
 	{3, func(w *world, r *rand.Rand) { w.collect(r) }},
@@ -97,6 +103,10 @@ func history(t *testing.T, seed uint64) {
 	w.net.PromisedShare = float64(r.IntN(2))
 	w.net.PromisedSharePerNamespace = float64(r.IntN(2)) / 4
 	w.logf("seed %d", seed)
+	if seed%2 == 0 {
+		w.prepare()
+		w.time, w.begun = w.clock.now.Wall, w.clock.now.Wall
+	}
 	total := 0
 	for _, d := range deeds {
 		total += d.weight
@@ -185,7 +195,14 @@ func (w *world) powerLoss(r *rand.Rand) {
 			w.t.Log(w.fs.dump())
 		}
 	}
-	w.boot(time.Duration(r.IntN(5)) * time.Minute)
+	wrong := time.Duration(0)
+	switch r.IntN(6) {
+	case 0:
+		wrong = time.Duration(r.IntN(200)-100) * time.Hour
+	case 1:
+		wrong = -w.ahead
+	}
+	w.bootWrong(time.Duration(r.IntN(5))*time.Minute, wrong)
 	w.prepare() // as the agent does when it starts; until then the wall clock counts
 	if raw {    // without a marker the files may be of this boot
 		w.dropUnreadable()

@@ -124,7 +124,7 @@ func (p *plain) anchor(a *anchor) {
 		p.must("left")
 		p.text(&a.Left)
 		p.must("wall")
-		p.text(&a.Wall)
+		p.text(&a.Time)
 		p.must("boottime")
 		a.BootTime = int64(p.number(63))
 		p.must("boot")

@@ -277,20 +277,13 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 		case slotRetained:
 			fresh.Bound = s.retained.Bound
 			k := s.retained.Key.hash()
-			_, ends := s.retained.Expires(r.now)
-			mine = k == hash && ends && r.setBack(s.retained.Run) || k == c.From
+			mine = k == c.From
 		}
 		if mine {
 			r.put(a, fresh.encode())
 			delete(r.explained, a)
 		}
 	}
-}
-
-// setBack reports whether the wall clock was set back behind a span of an earlier boot. If that were not begun again,
-// none of the boots to come would count before the clock has caught up.
-func (r *rebuilder) setBack(run anchor) bool {
-	return run.Boot != r.now.BootID && r.now.began().wall.Before(run.Wall)
 }
 
 // promisedTo reports whether a dead attachment held the address by another claim than these two that is still there.

@@ -344,31 +344,34 @@ func wordVersion(w string) int {
 // stamp is the boot marker, the file .stayput.boot in the network directory:
 //
 //	BOOT-ID
+//	BOOT-ID WALL BOOTTIME TIME
 //	MTIME LAST0 LAST1 …
 //	FINGERPRINT
 //	MTIME MTIME MTIME
-//	WALL BOOTTIME
 //
 // The first line is the boot in which the ledger was last rebuilt; a later version of everything here begins it with
 // its name, v2.
 //
-// The second is how stayput left the directory: its modification time and the contents of host-local's
-// last_reserved_ip.N; the fourth the modification times of claims, index and sets. If all still agree, the index is
+// The second is what the clocks read at the last command that wrote the marker, and the network's time then, all in
+// nanoseconds, so that a boot need not write every retained record again; - if it is not known. It is in the first
+// sector, which a power loss leaves whole.
+//
+// The third is how stayput left the directory: its modification time and the contents of host-local's
+// last_reserved_ip.N; the fifth the modification times of claims, index and sets. If all still agree, the index is
 // complete, and an attachment that the index does not know has no address here; if not (host-local has been at work, we
 // were killed, files were removed), one scan completes it. Both facts of the directory are needed: clocks of older
 // kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation. And no program removes
 // these: if one is missing that stayput has seen, so are address files.
 //
-// The third is the fingerprint of the network's configuration as it was last recorded for the agent. The fifth is what
-// the clocks read at the first command of the boot, so that a boot need not write every retained record again.
+// The fourth is the fingerprint of the network's configuration as it was last recorded for the agent.
 type stamp struct {
 	boot  string
+	read  reading      // zero if it is not known
 	mtime int64        // -1: unknown
 	last  []netip.Addr // as far as known; the zero Addr if there is no file
 	// config is Network.fingerprint
 	config string
 	state  []int64 // of stampedDirs, in their order
-	first  reading // zero if an older version wrote the stamp: it began every span again in this boot
 }
 
 // underWay stands for the modification time while a rebuild runs.
@@ -379,7 +382,7 @@ func (s *stamp) ofAnotherBoot(now Instant) bool { return s.boot != "" && s.boot 
 
 func (s *stamp) encode() []byte {
 	var b strings.Builder
-	b.WriteString(s.boot + "\n" + strconv.FormatInt(s.mtime, 10))
+	b.WriteString(s.boot + "\n" + s.read.encode() + "\n" + strconv.FormatInt(s.mtime, 10))
 	for _, a := range s.last {
 		if a.IsValid() {
 			b.WriteString(" " + a.String())
@@ -394,8 +397,7 @@ func (s *stamp) encode() []byte {
 		}
 		b.WriteString(strconv.FormatInt(mtime, 10))
 	}
-	b.WriteString("\n" + strconv.FormatInt(s.first.wall.UnixNano(), 10))
-	b.WriteString(" " + strconv.FormatInt(int64(s.first.boot), 10) + "\n")
+	b.WriteByte('\n')
 	// Overwritten in place, and never shorter than before: a power loss leaves a mixture of old and new
 	// bytes, whose first line is the same in both.
 	for b.Len()%512 != 0 {
@@ -417,23 +419,19 @@ func decodeStamp(b []byte, path string) (stamp, error) {
 
 func decodeStampLines(boot, rest string) stamp {
 	s := stamp{boot: boot, mtime: -1}
+	read, rest, _ := strings.Cut(rest, "\n")
+	s.read = decodeReading(read)
 	line, rest, _ := strings.Cut(rest, "\n")
 	config, rest, whole := strings.Cut(rest, "\n")
 	f := strings.Fields(line)
 	if !whole || len(f) == 0 {
 		return s
 	}
-	state, rest, _ := strings.Cut(rest, "\n") // missing in what an older version wrote, as the last line is
+	state, _, _ := strings.Cut(rest, "\n")
 	for w := range strings.FieldsSeq(state) {
 		if n, err := strconv.ParseInt(w, 10, 64); err == nil {
 			s.state = append(s.state, n)
 		}
-	}
-	wall, boottime, _ := strings.Cut(strings.TrimSpace(rest), " ")
-	first, err1 := strconv.ParseInt(wall, 10, 64)
-	since, err2 := strconv.ParseInt(boottime, 10, 64)
-	if err1 == nil && err2 == nil {
-		s.first = reading{time.Unix(0, first).UTC(), time.Duration(since)}
 	}
 	var last []netip.Addr
 	for _, w := range f[1:] {
@@ -447,4 +445,27 @@ func decodeStampLines(boot, rest string) stamp {
 		s.mtime, s.last, s.config = n, last, config
 	}
 	return s
+}
+
+func (r reading) encode() string {
+	if r.bootID == "" {
+		return "-"
+	}
+	return fmt.Sprint(r.bootID, " ", r.wall.UnixNano(), " ", int64(r.boot), " ", r.time.UnixNano())
+}
+
+// decodeReading returns the zero reading for what cannot be read.
+func decodeReading(s string) reading {
+	f := strings.Fields(s)
+	if len(f) != 4 {
+		return reading{}
+	}
+	var n [3]int64
+	for i := range n {
+		var err error
+		if n[i], err = strconv.ParseInt(f[i+1], 10, 64); err != nil {
+			return reading{}
+		}
+	}
+	return reading{f[0], time.Unix(0, n[0]).UTC(), time.Duration(n[1]), time.Unix(0, n[2]).UTC()}
 }

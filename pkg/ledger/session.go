@@ -64,16 +64,15 @@ func (l *Ledger) beginRead() (*session, error) {
 
 // lock takes the lock and finds out how the last command left the network.
 func (l *Ledger) lock() (*session, error) {
-	now, err := l.clock.Now()
-	if err != nil {
-		return nil, err
-	}
 	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
 	if err != nil {
 		return nil, err
 	}
-	s := &session{Ledger: l, now: now, unlock: unlock}
-	if err := s.open(); err != nil {
+	s := &session{Ledger: l, unlock: unlock}
+	if s.now, err = l.clock.Now(); err == nil { // not earlier than the command before
+		err = s.open()
+	}
+	if err != nil {
 		unlock()
 		return nil, err
 	}
@@ -88,10 +87,8 @@ func (s *session) open() error {
 	if s.stamp, err = decodeStamp(b, s.marker()); err != nil {
 		return err
 	}
-	if s.stamp.boot == s.now.BootID {
-		s.now.first = s.stamp.first
-	}
-	if s.stamp.boot != s.now.BootID || s.stamp.mtime == underWay {
+	s.now.time = s.stamp.read.timeAt(s.now)
+	if s.stamp.boot != s.now.BootID || s.stamp.mtime == underWay || s.now.time.IsZero() {
 		s.due = true
 		return nil
 	}
@@ -130,23 +127,31 @@ func (s *session) open() error {
 }
 
 // end stamps the directory as this command leaves it and gives the lock back. A stamp that cannot be written costs
-// the next command a scan, nothing else.
+// the next command a scan, nothing else. A reading of a clock that was set is durable: the next boot is compared with it.
 func (s *session) end() {
-	if s.touched && s.trusted && s.writeCounts(s.counted) == nil {
+	defer s.unlock()
+	outdated, set := s.stamp.read.outdated(s.now)
+	if !s.trusted || !s.touched && !outdated || s.writeCounts(s.counted) != nil {
+		return
+	}
+	if s.touched {
 		mtime, err1 := s.fs.ChangeTime(s.dir)
 		state, err2 := s.stampState()
-		if err1 == nil && err2 == nil {
-			s.stamp = s.stamped(mtime, state)
-			_ = s.fs.Overwrite(s.marker(), s.stamp.encode())
+		if err1 != nil || err2 != nil {
+			return
 		}
+		s.stamp = s.stamped(mtime, state)
 	}
-	s.unlock()
+	s.stamp.read = s.now.reading()
+	if s.fs.Overwrite(s.marker(), s.stamp.encode()) == nil && set {
+		_ = s.fs.SyncFile(s.marker())
+	}
 }
 
 // stamped returns the stamp of this boot, for directories that were changed then.
 func (s *session) stamped(mtime int64, state []int64) stamp {
 	return stamp{
-		boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config, state: state, first: s.now.began(),
+		boot: s.now.BootID, read: s.now.reading(), mtime: mtime, last: s.lasts, config: s.stamp.config, state: state,
 	}
 }
 
@@ -233,6 +238,7 @@ func (s *session) liveness(ns Netns, boot string) Liveness {
 func (s *session) picture() (*picture, error) {
 	p, err := s.files.picture()
 	if err == nil && s.due {
+		s.now = s.now.dated(p)
 		p.apply(rebuild(p, s.net, s.now, s.stamp.ofAnotherBoot(s.now), s.liveness))
 	}
 	return p, err
@@ -307,6 +313,7 @@ func (s *session) rebuild() error {
 	if err != nil {
 		return err
 	}
+	s.now = s.now.dated(p)
 	if err := s.agree(p, rebuild(p, s.net, s.now, newBoot, s.liveness)); err != nil {
 		return err
 	}

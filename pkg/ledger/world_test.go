@@ -43,8 +43,16 @@ type world struct {
 	// fragile: claims were among them.
 	fragile bool
 	pool    []netip.Addr // what a test of pools is about
-	barred  map[int]bool // pods by number
-	blindly bool         // the command that runs sees no namespace, so that every predecessor may live
+
+	// ahead is how far the wall clock is ahead of the true time, and read the least and the most of that at any reading
+	// that the marker may have by now.
+	ahead time.Duration
+	read  [2]time.Duration
+	// time is the earliest that the network's time can be, and begun that at the first command of the boot; zero if nothing
+	// is known of it.
+	time, begun time.Time
+	barred      map[int]bool // pods by number
+	blindly     bool         // the command that runs sees no namespace, so that every predecessor may live
 }
 
 type liveAttachment struct {
@@ -65,11 +73,10 @@ type promise struct {
 	policy retention.Policy
 	holder *Attachment // nil while retained
 	left   time.Duration
-	// sinceWall is when the clock was last anchored: across a boot the wall clock counts from then.
-	sinceLeft time.Duration
-	sinceWall time.Time
-	loose     bool // the clock may run later than the model's: a power loss set it back
-	unsure    bool // a killed restore may have begun the retention again, at another wall clock
+	// time is the latest that the network's time can be if it was world.time when the retention began to run.
+	time   time.Time
+	loose  bool // the clock may run later than the model's: a power loss set it back
+	unsure bool // a killed restore may have begun the retention again, at another wall clock
 }
 
 func testNetwork(v4, v6 string) *Network {
@@ -331,8 +338,7 @@ func (w *world) ended(att Attachment) {
 		return
 	}
 	if p := w.promises[*l.key]; p != nil && p.holder != nil && *p.holder == att {
-		p.holder, p.left = nil, p.policy.Duration()
-		p.sinceLeft, p.sinceWall = p.left, w.clock.now.Wall
+		p.holder, p.left, p.time = nil, p.policy.Duration(), w.time
 	}
 }
 
@@ -354,18 +360,64 @@ func (w *world) advance(d time.Duration) {
 
 func (w *world) pass(d time.Duration) {
 	w.clock.advance(d)
+	if !w.time.IsZero() {
+		w.time = w.time.Add(d)
+	}
 	for _, p := range w.promises {
 		if p.holder == nil {
 			p.left -= d
+			p.time = p.time.Add(d)
 		}
 	}
 }
 
+// jump sets the wall clock. The next command may read it, or not.
+func (w *world) jump(d time.Duration) {
+	w.logf("the wall clock jumps by %s", d)
+	w.clock.now.Wall = w.clock.now.Wall.Add(d)
+	w.ahead += d
+	w.read = [2]time.Duration{min(w.read[0], w.ahead), max(w.read[1], w.ahead)}
+}
+
+// forgetTime is about a marker that is lost: of the network's time is known only that it counts no more than the wall
+// clock passes between two readings.
+func (w *world) forgetTime() {
+	w.time, w.begun = time.Time{}, time.Time{}
+	for _, p := range w.promises {
+		p.time = time.Time{}
+	}
+}
+
 // boot is a power loss or reboot: every namespace is gone, every attachment dead.
-func (w *world) boot(off time.Duration) {
+func (w *world) boot(off time.Duration) { w.bootWrong(off, 0) }
+
+// bootWrong is a boot after which the wall clock is wrong by so much more than before.
+func (w *world) bootWrong(off, jump time.Duration) {
 	w.boots++
-	w.logf("boot after %s", off)
-	w.clock.now = Instant{Wall: w.clock.now.Wall.Add(off), Boot: time.Second, BootID: fmt.Sprintf("boot-%d", w.boots)}
+	w.logf("boot after %s, the clock jumps by %s", off, jump)
+	truth := w.clock.now.Wall.Add(-w.ahead)
+	first, last := truth.Add(w.read[0]), truth.Add(w.read[1])
+	w.clock.now = Instant{Wall: w.clock.now.Wall.Add(off + jump), Boot: time.Second, BootID: fmt.Sprintf("boot-%d", w.boots)}
+	w.ahead += jump
+	w.read = [2]time.Duration{w.ahead, w.ahead}
+	if b, err := w.fs.ReadFile(w.ledger().marker()); err != nil || !strings.Contains(string(b), "\nboot-") {
+		w.forgetTime()
+	}
+	wall := w.clock.now.Wall
+	for _, p := range w.promises {
+		if p.holder == nil && !w.expired(p) {
+			passed := max(0, wall.Sub(later(p.time, first)))
+			p.left -= passed
+			p.time = p.time.Add(passed)
+		}
+	}
+	if !w.time.IsZero() {
+		if last.After(w.time) {
+			wall = w.time.Add(wall.Sub(last))
+		}
+		w.time = later(w.begun, wall)
+		w.begun = w.time
+	}
 	clear(w.netns)
 	for _, att := range w.attachments() {
 		w.ended(att)
@@ -376,8 +428,6 @@ func (w *world) boot(off time.Duration) {
 			w.maybe[k] = p.policy
 			continue
 		}
-		p.left = p.sinceLeft - max(0, w.clock.now.Wall.Sub(p.sinceWall))
-		p.sinceLeft, p.sinceWall = p.left, w.clock.now.Wall
 		p.loose = true
 	}
 }
@@ -388,6 +438,7 @@ func (w *world) prepare() {
 		w.failf("Prepare: %v", err)
 	}
 	w.raw = false
+	w.read = [2]time.Duration{w.ahead, w.ahead}
 }
 
 // losePower is a power loss that takes all that was not made durable, and the agent's start after it.

@@ -160,14 +160,17 @@ func (w *writer) removeTemps() error {
 
 // markUnderWay makes a marker of this boot say that a rebuild has begun, so that a rebuild that is killed begins again.
 // The marker keeps naming the boot: after a power loss, what was bound in this boot is dead. A marker of an earlier
-// boot needs no change: it makes the next command rebuild anyway. The write is durable: if the rebuild is killed before
+// boot makes the next command rebuild anyway: it gets what the clocks read in this boot, in which the network's time
+// then goes on from there, whether or not the rebuild is killed. The write is durable: if the rebuild is killed before
 // the marker at its end is durable, the next command takes that marker for durable.
 func (w *writer) markUnderWay(was stamp, now Instant) error {
-	if was.ofAnotherBoot(now) {
-		return nil
-	}
 	st := was
-	st.boot, st.mtime, st.first = now.BootID, underWay, now.began()
+	if !now.time.IsZero() {
+		st.read = now.reading()
+	}
+	if !was.ofAnotherBoot(now) {
+		st.boot, st.mtime = now.BootID, underWay
+	}
 	var err error
 	if was.boot == "" {
 		err = w.fs.WriteFile(w.marker(), st.encode(), modeState)
@@ -177,7 +180,7 @@ func (w *writer) markUnderWay(was stamp, now Instant) error {
 	if err == nil {
 		err = w.fs.SyncFile(w.marker())
 	}
-	if err != nil {
+	if err != nil || was.ofAnotherBoot(now) {
 		return err
 	}
 	return w.fs.SyncDir(w.dir)

@@ -740,6 +740,9 @@ func wallclockWord(ts *testscript.TestScript, neg bool, args []string) {
 	shifted := 0
 	for _, p := range paths {
 		b, err := os.ReadFile(p)
+		if err == nil && filepath.Base(p) == ".stayput.boot" {
+			ts.Check(os.WriteFile(p, shiftMarker(b, d), 0o600))
+		}
 		if err != nil || !bytes.HasPrefix(b, []byte("{")) {
 			continue
 		}
@@ -760,6 +763,21 @@ func wallclockWord(ts *testscript.TestScript, neg bool, args []string) {
 	if shifted == 0 {
 		ts.Fatalf("nothing is retained, so no record holds the wall clock")
 	}
+}
+
+// shiftMarker returns a boot marker for which the wall clock was set forward: by so much earlier are the clock's last
+// reading and the network's time in its second line.
+func shiftMarker(b []byte, d time.Duration) []byte {
+	lines := strings.SplitN(string(b), "\n", 3)
+	if f := strings.Fields(lines[min(1, len(lines)-1)]); len(f) == 4 {
+		for _, i := range []int{1, 3} {
+			if n, err := strconv.ParseInt(f[i], 10, 64); err == nil {
+				f[i] = strconv.FormatInt(n-int64(d), 10)
+			}
+		}
+		lines[1] = strings.Join(f, " ")
+	}
+	return []byte(strings.Join(lines, "\n"))
 }
 
 // reboot
