@@ -30,8 +30,8 @@ const (
 type Miss int
 
 const (
-	MissOther        Miss = iota // also of a record that does not say
-	MissRangeChanged             // they are outside the network's ranges
+	MissOther        Miss = iota
+	MissRangeChanged      // they are outside the network's ranges
 	MissOtherRequested
 	MissRetainedForOther
 	MissInUse
@@ -56,8 +56,7 @@ func (m *Miss) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Event is something that the people who own the pod should hear of. Its JSON is a record of the spool; older
-// records lack miss.
+// Event is something that the people who own the pod should hear of. Its JSON is a record of the spool.
 type Event struct {
 	Reason      EventReason  `json:"reason"`
 	Key         Key          `json:"key"`

@@ -14,7 +14,7 @@ import (
 //
 //	{"v":1,"name":"…","dataDir":"…","ranges":[[{"subnet":"…","start":"…","end":"…","gateway":"…"}]],…}
 type Network struct {
-	Version          int           `json:"v,omitempty"` // of the description that Networks reads; 0 is 1
+	Version          int           `json:"v,omitempty"` // of the description that Networks reads
 	Name             string        `json:"name"`
 	DataDir          string        `json:"dataDir"`
 	Ranges           []RangeSet    `json:"ranges"`

@@ -27,6 +27,9 @@ func NewRange(subnet netip.Prefix, start, end, gateway netip.Addr) (Range, error
 	if !subnet.IsValid() {
 		return r, fmt.Errorf("subnet: expected an address with a prefix length such as 10.244.1.0/24")
 	}
+	if subnet.Addr().Is4In6() {
+		return r, fmt.Errorf("subnet: %s is an IPv4 network in IPv6 form: expected one such as 10.244.1.0/24", subnet)
+	}
 	if subnet.Bits() > subnet.Addr().BitLen()-2 {
 		return r, fmt.Errorf("subnet: network %s is too small to allocate from: expected /%d or larger",
 			subnet, subnet.Addr().BitLen()-2)

@@ -51,6 +51,7 @@ func TestARangeThatCannotBeAllocatedFromIsRefused(t *testing.T) {
 		{p("10.0.0.0/31"), none, none, none},
 		{p("fd00::/127"), none, none, none},
 		{p("10.0.0.1/24"), none, none, none},
+		{p("::ffff:10.1.0.0/120"), none, none, none},
 		{p("10.0.0.0/24"), a("10.0.1.1"), none, none},
 		{p("10.0.0.0/24"), none, a("10.0.1.1"), none},
 		{p("10.0.0.0/24"), a("10.0.0.9"), a("10.0.0.8"), none},

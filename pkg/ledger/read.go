@@ -30,8 +30,7 @@ const (
 	setsDir    = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
 	infoName   = "network"
 	countsName = "counts"
-	oldMarks   = "marks" // policies, of versions before the first release
-	tempState  = ".tmp"  // what a file of the state directory is renamed from
+	tempState  = ".tmp" // what a file of the state directory is renamed from
 )
 
 // stampedDirs are the directories of the state whose content the stamp vouches for.

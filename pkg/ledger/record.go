@@ -160,8 +160,8 @@ type Retained struct {
 	Key     Key              `json:"key"`
 	Addrs   []netip.Addr     `json:"addrs"`
 	Policy  retention.Policy `json:"policy"`
-	// Bound is when the address was bound for the last time, Since when that ended. A zero Bound is not known: an older
-	// version wrote the record, or a power loss took the file that told.
+	// Bound is when the address was bound for the last time, Since when that ended. A zero Bound is not known: a
+	// power loss took the file that told.
 	Bound time.Time `json:"bound,omitzero"`
 	Since time.Time `json:"since"`
 	// Run is the retention as it runs; without a Left it has no end.

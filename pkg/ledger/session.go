@@ -161,10 +161,6 @@ func (s *session) recordInfo() error {
 	if !s.configured || s.stamp.config == print {
 		return nil
 	}
-	// A version before this one kept policies here, and described the network otherwise.
-	if err := disk.RemoveAll(s.fs, s.inState(oldMarks)); err != nil {
-		return err
-	}
 	if err := s.remove(s.inState(countsName)); err != nil { // they were of other ranges
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/stayput/stayput/pkg/disk"
 )
@@ -95,20 +96,44 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 			}
 		}
 	}
+	return freed, s.removeNetwork()
+}
+
+// removeNetwork removes what is ours of a network whose claims are gone.
+func (w *writer) removeNetwork() error {
 	for _, name := range []string{tempName, markerName} {
-		if err := s.remove(filepath.Join(l.dir, name)); err != nil {
-			return freed, err
+		if err := w.remove(filepath.Join(w.dir, name)); err != nil {
+			return err
 		}
 	}
-	if err := l.fs.SyncDir(l.dir); err != nil { // a retained record is a promise of its own
-		return freed, err
+	if err := w.fs.SyncDir(w.dir); err != nil { // a retained record is a promise of its own
+		return err
 	}
-	for _, dir := range []string{claimsDir, indexDir, setsDir, oldMarks} {
-		if err := disk.RemoveAll(l.fs, s.inState(dir)); err != nil {
-			return freed, err
+	for _, dir := range []string{claimsDir, indexDir, setsDir} {
+		if err := disk.RemoveAll(w.fs, w.inState(dir)); err != nil {
+			return err
 		}
 	}
-	return freed, disk.RemoveAll(l.fs, l.state)
+	return disk.RemoveAll(w.fs, w.state)
+}
+
+// Forget removes what is ours of a network that has had no address for so long, and reports whether it did. The next
+// command makes it again. It takes the lock; the errors are the disk's.
+func (l *Ledger) Forget(unused time.Duration) (forgotten bool, err error) {
+	s, err := l.begin()
+	if err != nil {
+		return false, err
+	}
+	p, err := s.files.picture()
+	changed, err2 := s.fs.ChangeTime(s.dir)
+	if err := errors.Join(err, err2); err != nil ||
+		len(p.slots)+len(p.claims)+len(p.newerClaims)+len(p.corrupt)+len(p.entries)+len(p.newerEntries) > 0 ||
+		s.now.Wall.Sub(time.Unix(0, changed)) < unused {
+		s.end()
+		return false, err
+	}
+	defer s.unlock()
+	return true, s.removeNetwork()
 }
 
 // RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a
@@ -134,7 +159,7 @@ func RemoveState(o Options) (left int, err error) {
 		case slices.Contains(sub, infoName):
 			left++
 		case !slices.ContainsFunc(sub, func(s string) bool {
-			return !slices.Contains([]string{claimsDir, indexDir, setsDir, oldMarks, countsName, tempState}, s)
+			return !slices.Contains([]string{claimsDir, indexDir, setsDir, countsName, tempState}, s)
 		}):
 			errs = append(errs, disk.RemoveAll(o.FS, path))
 		}

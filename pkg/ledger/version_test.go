@@ -227,33 +227,9 @@ func TestADescriptionOfANewerVersionIsRefusedAndAnOlderOneRead(t *testing.T) {
 		t.Errorf("opened %v", ledgers)
 	}
 	upgrade()
-	b, err := w.fs.ReadFile(path)
-	must.Do(t, err)
-	must.Do(t, w.fs.WriteFile(path, bytes.Replace(b, []byte(`"v":1,`), nil, 1),
-		modeState)) // as the first version wrote it
 	if ledgers, err = Networks(o); err != nil || len(ledgers) != 1 ||
 		ledgers[0].Network().Ranges[0].String() != w.net.Ranges[0].String() {
 		t.Errorf("%v, %v", ledgers, err)
-	}
-}
-
-func TestAnUpgradeRemovesTheMarksOfAnOlderVersionWhereverItIsKilled(t *testing.T) {
-	for n, killed := 0, true; killed; n++ {
-		w := newWorld(t, testNetwork("10.0.0.0/28", ""))
-		stopped(w, "home", tenMinutes)
-		marks := w.ledger().inState(oldMarks)
-		must.Do(t, w.fs.Mkdir(marks))
-		for _, name := range []string{"1", "2"} {
-			must.Do(t, w.fs.WriteFile(filepath.Join(marks, name), []byte("{}"), modeState))
-		}
-		w.net.PromisedSharePerNamespace = 0.5 // the older version did not know it
-		killed = w.killAt(n, func() { w.add("job", ordinary) })
-		w.add("next", ordinary)
-		if names, err := w.fs.ReadDir(marks); !errors.Is(err, fs.ErrNotExist) {
-			w.failf("killed at operation %d: left are %v, %v", n, names, err)
-		}
-		w.add("home", tenMinutes)
-		w.check()
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -59,6 +61,35 @@ func (n *networks) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 		books = append(books, book{l, addrs})
 	}
 	return books, whole
+}
+
+// forgetAfter is how long a network must have had no address. A network that is used now and then, by multus for
+// example, is not made again each time.
+const forgetAfter = 24 * time.Hour
+
+// forget forgets the networks that are no longer in the runtime's configuration and have had no address for long.
+func (n *networks) forget(books []book) {
+	empty := slices.DeleteFunc(slices.Clone(books), func(b book) bool { return len(b.addrs) > 0 })
+	if len(empty) == 0 {
+		return
+	}
+	configured := map[string]bool{}
+	for _, l := range n.configured(nil) {
+		configured[directory(l)] = true
+	}
+	for _, b := range empty {
+		if configured[directory(b.ledger)] {
+			continue
+		}
+		forgotten, err := b.ledger.Forget(forgetAfter)
+		if err != nil {
+			n.metrics.networkErrors.Inc()
+			n.log.Error("Cannot forget a network", "network", b.ledger.Network().Name, "err", err)
+		} else if forgotten {
+			n.log.Info("Forgot a network: no configuration names it, and it has had no address for long",
+				"network", b.ledger.Network().Name, "for", forgetAfter)
+		}
+	}
 }
 
 // configured returns the networks that the runtime's configuration gives to stayput and that no command has served yet:

@@ -91,6 +91,7 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 	if allOpened && allRead && adopted {
 		r.agreed.reached(epoch, served)
 	}
+	r.networks.forget(books)
 	due, next := r.reclaimer.suspectAll(books, list, now.Boot)
 	if len(due) > 0 {
 		err = r.reclaimer.reclaim(ctx, due, ready)
