@@ -76,6 +76,11 @@ func Retry(f func() error) error {
 	}
 }
 
+// Unreadable reports whether an error says that the disk has lost a file or a part of it: another try has the same.
+func Unreadable(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG)
+}
+
 func open(path string, flags int, perm uint32) (fd int, err error) {
 	err = Retry(func() error {
 		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, perm)

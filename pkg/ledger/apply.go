@@ -2,6 +2,8 @@ package ledger
 
 import (
 	"net/netip"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // apply carries out steps in their order. With undo a failure takes back what was done before it, from the
@@ -105,7 +107,9 @@ func (s *session) writeLast(i int, a netip.Addr) error {
 	}
 	s.lasts[i] = a
 	if was.IsValid() && len(was.String()) == len(text) {
-		return s.fs.Overwrite(s.lastPath(i), text)
+		if err := s.fs.Overwrite(s.lastPath(i), text); !disk.Unreadable(err) {
+			return err
+		}
 	}
 	return s.fs.WriteFile(s.lastPath(i), text, modeHostLocal)
 }

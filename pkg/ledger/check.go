@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
 // Check holds the files of the network against the invariants that no single file can break, and returns an error for
@@ -35,7 +37,16 @@ func (l *Ledger) Check() ([]error, error) {
 		say("%w", newerError(s.inState(claimsDir, c.Key.hash()), c.Version))
 	}
 	for hash := range p.corrupt {
-		say("claim %s cannot be parsed", hash)
+		say("claim %s cannot be read", hash)
+	}
+	for i := range len(s.net.Ranges) + 1 {
+		path := s.marker()
+		if i > 0 {
+			path = s.lastPath(i - 1)
+		}
+		if _, err := s.fs.ReadFile(path); disk.Unreadable(err) {
+			say("%w", err)
+		}
 	}
 	if s.trusted && !s.due {
 		n := p.count(s.net, s.now)

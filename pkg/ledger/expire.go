@@ -122,9 +122,9 @@ func (t *decision) release(k Key) error {
 	return t.end(cl)
 }
 
-// Drop frees an address whose file says nothing. It is for a caller that has made sure that nothing uses the address;
-// a file that says something by now is left alone. It takes the lock. ErrNewer means that a newer version has
-// promised the address; any other error is the disk's.
+// Drop frees an address whose file says nothing; if it is promised, it is retained from now on. It is for a caller that
+// has made sure that nothing uses the address; a file that says something by now is left alone. It takes the lock.
+// ErrNewer means that a newer version has promised the address; any other error is the disk's.
 func (l *Ledger) Drop(a netip.Addr) error {
 	s, err := l.begin()
 	if err != nil {
@@ -142,6 +142,15 @@ func (l *Ledger) Drop(a netip.Addr) error {
 	for _, c := range claims.newerClaims {
 		if slices.Contains(c.Addrs, a) {
 			return newerError(s.inState(claimsDir, c.Key.hash()), c.Version)
+		}
+	}
+	for _, c := range claims.claims {
+		if slices.Contains(c.Addrs, a) {
+			steps := []step{putSlot{a, retainedOf(c, s.now, Netns{}).encode(), sl}}
+			if c.Policy.Retention > 0 {
+				steps = append(steps, noteEnd{c.Policy.Duration()})
+			}
+			return s.apply(steps, false)
 		}
 	}
 	return s.apply([]step{freeSlot{a, sl}}, false)

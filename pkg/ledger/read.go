@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"net/netip"
@@ -62,13 +63,13 @@ func (f *files) names(dir string) ([]string, error) {
 	return names, err
 }
 
-// readLast returns the zero Addr for a file that cannot be parsed, which host-local ignores too, and reports whether
-// there is one.
+// readLast returns the zero Addr for a file that cannot be read or parsed, which host-local ignores too, and reports
+// whether there is one.
 func (f *files) readLast(i int) (a netip.Addr, there bool, err error) {
 	b, err := f.fs.ReadFile(f.lastPath(i))
 	if errors.Is(err, fs.ErrNotExist) {
 		return a, false, nil
-	} else if err != nil {
+	} else if err != nil && !disk.Unreadable(err) {
 		return a, false, err
 	}
 	a, _ = netip.ParseAddr(string(b))
@@ -94,6 +95,8 @@ func (f *files) slot(a netip.Addr) (slot, error) {
 		return slot{}, nil
 	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.ELOOP):
 		return slot{state: slotGarbage}, nil
+	case disk.Unreadable(err):
+		return slot{state: slotGarbage, unread: true}, nil
 	case err != nil:
 		return slot{}, err
 	}
@@ -118,28 +121,36 @@ func (f *files) written(a netip.Addr) (time.Time, error) {
 	return time.Unix(0, at).UTC(), err
 }
 
-// claim returns ErrCorrupt for a claim that does not parse, and ErrNewer beside what is known of a newer one.
+// claim returns ErrCorrupt for a claim that cannot be read or parsed, and ErrNewer beside what is known of a newer one.
 func (f *files) claim(hash string) (*Claim, error) {
 	path := f.inState(claimsDir, hash)
 	b, err := f.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, err
+		return nil, corrupt(err)
 	}
 	return decodeClaim(b, path)
 }
 
 func (f *files) entry(att Attachment) (*entry, error) { return f.entryNamed(att.hash()) }
 
-// entryNamed returns ErrCorrupt for an entry that does not parse, and ErrNewer.
+// corrupt makes ErrCorrupt of the error of a file that the disk has lost.
+func corrupt(err error) error {
+	if disk.Unreadable(err) {
+		return fmt.Errorf("%w: %v", ErrCorrupt, err)
+	}
+	return err
+}
+
+// entryNamed returns ErrCorrupt for an entry that cannot be read or parsed, and ErrNewer.
 func (f *files) entryNamed(hash string) (*entry, error) {
 	path := f.inState(indexDir, hash)
 	b, err := f.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, err
+		return nil, corrupt(err)
 	}
 	e, err := decodeEntry(b, path)
 	if err == nil && e.att.hash() != hash {
@@ -214,6 +225,9 @@ func (f *files) slotAndFile(a netip.Addr) (sl slot, err error) {
 	if sl.ours, err = f.ours(a); err == nil && sl.state == slotBound {
 		sl.written, err = f.written(a)
 	}
+	if sl.unread {
+		err = nil // it is not known to be ours
+	}
 	return sl, err
 }
 
@@ -264,7 +278,7 @@ func readAll[N, T any](names []N, read func(N) (T, error)) []result[T] {
 type claimFiles struct {
 	claims      []*Claim        // in the order of their keys
 	newerClaims []*Claim        // of a newer version: only version, key and addresses are known
-	corrupt     map[string]bool // hashes of those that do not parse
+	corrupt     map[string]bool // hashes of those that cannot be read or parsed
 }
 
 // allClaims fails with ErrNewer if a newer claim does not even name its owner.
@@ -300,7 +314,7 @@ func byKey(a, b *Claim) int {
 type indexFiles struct {
 	entries        []*entry         // in the order of their hashes
 	newerEntries   map[string]error // of a newer version, by the hash of the attachment
-	corruptEntries []string         // names of those that do not parse
+	corruptEntries []string         // names of those that cannot be read or parsed
 }
 
 func (f *files) allEntries() (index indexFiles, err error) {

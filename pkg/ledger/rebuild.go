@@ -159,8 +159,8 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 	r.slots[a] = s
 }
 
-// remake makes the address files again that are missing under the attachments of this boot: they were wiped, and their
-// addresses would be given away. That a namespace is not to be seen proves nothing: it may be an agent's container that
+// remake makes the address files again that are missing under the attachments of this boot, or that the disk has lost:
+// they were wiped, and their addresses would be given away. That a namespace is not to be seen proves nothing: it may be an agent's container that
 // looks. But if two entries name one address, that of the namespace that is there counts.
 func (r *rebuilder) remake(live func(Netns, string) Liveness) {
 	if r.scanning {
@@ -182,8 +182,8 @@ func (r *rebuilder) remake(live func(Netns, string) Liveness) {
 }
 
 func (r *rebuilder) missing(a netip.Addr) bool {
-	_, there := r.slots[a]
-	return !there
+	s, there := r.slots[a]
+	return !there || s.unread
 }
 
 // bind makes the missing address files of an attachment.
@@ -270,7 +270,7 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 		case slotFree:
 			mine = !there
 		case slotGarbage:
-			mine = true
+			mine = !r.scanning
 		case slotBound:
 			fresh.Bound = s.written
 			mine = r.dead(a) && !r.promisedTo(r.explained[a], hash, c.From, a)
@@ -301,8 +301,9 @@ func (r *rebuilder) placeSlot(a netip.Addr) {
 	s := r.slots[a]
 	switch s.state {
 	case slotGarbage:
-		// No sandbox outlives a boot; in the same boot it may still be in use.
-		if r.newBoot {
+		// No sandbox outlives a boot; in the same boot it may still be in use. A file that the disk has lost may be
+		// host-local's of this boot, or a promise.
+		if r.newBoot && !s.unread {
 			r.steps = append(r.steps, freeSlot{a, s})
 		}
 	case slotBound:
@@ -338,7 +339,12 @@ func (r *rebuilder) stale(e *entry) bool {
 	if r.corrupt[e.claim] || slices.ContainsFunc(r.newerClaims, func(c *Claim) bool { return c.Key.hash() == e.claim }) {
 		return false
 	}
-	return e.boot != r.now.BootID || !slices.ContainsFunc(e.addrs, func(a netip.Addr) bool { return r.explained[a] == e })
+	return e.boot != r.now.BootID || !slices.ContainsFunc(e.addrs, func(a netip.Addr) bool { return r.may(e, a) })
+}
+
+// may reports whether an address is an entry's, or may be, as its file says nothing.
+func (r *rebuilder) may(e *entry, a netip.Addr) bool {
+	return r.explained[a] == e || r.slots[a].state == slotGarbage
 }
 
 // trim takes from an entry what is not its attachment's: a killed ADD has named addresses that it never bound, and once
@@ -348,7 +354,7 @@ func (r *rebuilder) trim(e *entry) {
 		return
 	}
 	next := *e
-	next.addrs = slices.DeleteFunc(slices.Clone(e.addrs), func(a netip.Addr) bool { return r.explained[a] != e })
+	next.addrs = slices.DeleteFunc(slices.Clone(e.addrs), func(a netip.Addr) bool { return !r.may(e, a) })
 	if len(next.addrs) > 0 && len(next.addrs) < len(e.addrs) {
 		r.steps = append(r.steps, putEntry{&next, e})
 	}

@@ -80,7 +80,7 @@ func (c *Claim) encode() []byte {
 	return append(b, '\n')
 }
 
-// ErrCorrupt is a record that does not parse. Its owner is unknown, so it is never a reason to free anything.
+// ErrCorrupt is a record that does not parse, or that the disk has lost. Its owner is unknown, so it is never a reason to free anything.
 var ErrCorrupt = errors.New("record is corrupt")
 
 // decodeClaim reads the claim in the file path. With ErrNewer comes what can be known of it.
@@ -133,6 +133,7 @@ const (
 type slot struct {
 	state    slotState
 	att      Attachment // of a bound slot
+	unread   bool       // the disk has lost what the file said: garbage that may be anybody's, in any boot
 	ours     bool       // stayput wrote the file; only a picture knows
 	written  time.Time  // when a bound slot was; only a picture knows
 	retained *Retained  // of a newer record the version and, as far as known, key and addresses

@@ -81,7 +81,7 @@ func (l *Ledger) lock() (*session, error) {
 
 func (s *session) open() error {
 	b, err := s.fs.ReadFile(s.marker())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !disk.Unreadable(err) {
 		return err
 	}
 	if s.stamp, err = decodeStamp(b, s.marker()); err != nil {
@@ -259,7 +259,7 @@ func (s *session) agree(p *picture, steps []step) error {
 		}
 	}
 	for _, name := range p.corruptEntries {
-		if err := s.remove(s.inState(indexDir, name)); err != nil {
+		if err := s.remove(s.inState(indexDir, name)); err != nil && !disk.Unreadable(err) {
 			return err
 		}
 	}
