@@ -239,38 +239,45 @@ func (m *bookMetrics) set(books []book, wall time.Time) {
 
 func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
 
-// latencyMetrics are what the plugin has counted, read at each scrape: nothing else has to wake up for it.
+// latencyMetrics are what the plugin has counted, taken at each scrape: nothing else has to wake up for it.
 type latencyMetrics struct {
-	dir  spool.Dir
-	log  *slog.Logger
-	desc *prometheus.Desc
+	dir spool.Dir
+	log *slog.Logger
+
+	mu   sync.Mutex // two scrapes must not take the same
+	took *prometheus.HistogramVec
 }
 
 func newLatencyMetrics(r *prometheus.Registry, dir spool.Dir, log *slog.Logger) {
-	r.MustRegister(&latencyMetrics{dir: dir, log: log, desc: prometheus.NewDesc("stayput_plugin_duration_seconds",
-		"Duration of CNI plugin commands, including waits, by result. ADD: ordinary, promised, restored or in_use, which "+
-			"is retried. DEL: retained or freed.",
-		[]string{"command", "result"}, nil)})
+	m := &latencyMetrics{dir: dir, log: log, took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "stayput_plugin_duration_seconds",
+		Help: "Duration of CNI plugin commands, including waits, by result. ADD: ordinary, promised, restored or in_use, " +
+			"which is retried. DEL: retained or freed.",
+		Buckets: []float64{
+			.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60,
+		},
+	}, []string{"command", "result"})}
+	for _, e := range spool.Endings() {
+		command, result := e.Words()
+		m.took.WithLabelValues(command, result)
+	}
+	r.MustRegister(m)
 }
 
-func (m *latencyMetrics) Describe(c chan<- *prometheus.Desc) { c <- m.desc }
+func (m *latencyMetrics) Describe(c chan<- *prometheus.Desc) { m.took.Describe(c) }
 
 func (m *latencyMetrics) Collect(c chan<- prometheus.Metric) {
-	all, err := m.dir.Latencies()
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) { // the state was removed; the next reconciliation makes it again
-			m.log.Warn("Cannot read the plugin's latencies", "err", err)
-		}
-		return
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all, err := m.dir.TakeLatencies()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the state was removed; the next reconciliation makes it again
+		m.log.Warn("Cannot take the plugin's latencies", "err", err)
 	}
 	for _, l := range all {
-		buckets := map[float64]uint64{}
-		for i, bound := range spool.LatencyBuckets() {
-			buckets[bound.Seconds()] = l.Buckets[i]
-		}
 		command, result := l.Ending.Words()
-		c <- prometheus.MustNewConstHistogram(m.desc, l.Count, l.Sum.Seconds(), buckets, command, result)
+		m.took.WithLabelValues(command, result).Observe(l.Took.Seconds())
 	}
+	m.took.Collect(c)
 }
 
 // observeQueue exports the depth of the queue.

@@ -1,47 +1,33 @@
 package spool
 
 import (
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
-	"runtime/debug"
-	"sync/atomic"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/disk"
 )
 
-// How long commands take is counted in one file of fixed size, <stateDir>/latency, which every process of the plugin
-// maps and adds to:
+// How long commands take is a line for each in the file <stateDir>/latency, with the command, its result and
+// nanoseconds:
 //
-//	word 0                 latencyMagic: what it is, its version, and the order of bytes in a word
-//	then for each Ending   the sum of the durations in nanoseconds, the count of each bucket of LatencyBuckets,
-//	                       and the count of those above the last
+//	add restored 1234567
 //
-// A word is a uint64 of the machine's order of bytes. The agent makes the file; without it the plugin counts nothing.
-// Nothing is synced and nothing depends on it: a reader may see one word of a command without the other, a power loss
-// takes what was counted last, and a file that is missing, too short, or another program's costs only the figures.
+// The agent makes the file, and takes the lines; without it the plugin writes nothing. While no agent takes them, the
+// first mostLatencies bytes stay. Nothing is synced and nothing depends on it: a line that is written while the agent
+// takes the others may be lost, and a file that is missing or another program's costs only the figures.
 const (
-	latencyName  = "latency"
-	tmpSuffix    = ".tmp"
-	latencyMagic = 0x01_74_75_70_79_61_74_73 // "stayput" and the version
-	wordSize     = 8
-	seriesWords  = 1 + len(latencyBuckets) + 1
-	latencyWords = 1 + int(lastEnding)*seriesWords
-	latencySize  = latencyWords * wordSize
+	latencyName   = "latency"
+	tmpSuffix     = ".tmp"
+	mostLatencies = 256 << 10
 )
 
-var latencyBuckets = [...]time.Duration{
-	100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
-	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
-	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
-	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
-	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, time.Minute,
-}
-
-// Ending is a command and how it ended; zero is none. The file is ordered by it: a new one is a new version.
+// Ending is a command and how it ended; zero is none.
 type Ending int
 
 const (
@@ -56,26 +42,27 @@ const (
 	lastEnding = DelFailed
 )
 
-// Words returns the command and its result, as the metric names them.
-func (e Ending) Words() (command, result string) {
-	w := [lastEnding][2]string{
-		{"add", "ordinary"}, {"add", "promised"}, {"add", "restored"}, {"add", "in_use"}, {"add", "error"},
-		{"del", "retained"}, {"del", "freed"}, {"del", "error"},
-	}[e-1]
-	return w[0], w[1]
+var endingWords = [lastEnding][2]string{
+	{"add", "ordinary"}, {"add", "promised"}, {"add", "restored"}, {"add", "in_use"}, {"add", "error"},
+	{"del", "retained"}, {"del", "freed"}, {"del", "error"},
 }
 
-// ErrNotLatencies says that the file is not one of this version.
-var ErrNotLatencies = errors.New("no latency file")
+// Words returns the command and its result, as the metric and the file name them.
+func (e Ending) Words() (command, result string) { return endingWords[e-1][0], endingWords[e-1][1] }
+
+// Endings returns every Ending.
+func Endings() []Ending {
+	return []Ending{AddOrdinary, AddPromised, AddRestored, AddInUse, AddFailed, DelRetained, DelFreed, DelFailed}
+}
 
 // LatencyFile returns the path of the file that commands are counted in.
 func (d Dir) LatencyFile() string { return d.path(latencyName) }
 
-// Observe counts a command. It is for the plugin, when everything else is done: five system calls, no lock and no wait.
-// Without a file it does nothing. Errors: ErrNotLatencies, or the disk's.
+// Observe counts a command. It is for the plugin, when everything else is done: four system calls, no lock and no wait.
+// Without a file it does nothing. The errors are the disk's.
 func (d Dir) Observe(e Ending, took time.Duration) error {
 	path := d.LatencyFile()
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_APPEND|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil
@@ -87,103 +74,57 @@ func (d Dir) Observe(e Ending, took time.Duration) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return &fs.PathError{Op: "fstat", Path: path, Err: err}
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != int64(latencySize) {
-		return fmt.Errorf("%w: %s", ErrNotLatencies, path)
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size >= mostLatencies {
+		return nil
 	}
-	mapped, err := unix.Mmap(fd, 0, latencySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	command, result := e.Words()
+	line := []byte(command + " " + result + " " + strconv.FormatInt(int64(took), 10) + "\n")
+	err = disk.Retry(func() error { _, err := unix.Write(fd, line); return err })
 	if err != nil {
-		return &fs.PathError{Op: "mmap", Path: path, Err: err}
+		return &fs.PathError{Op: "write", Path: path, Err: err}
 	}
-	err = count(mapped, e, took)
-	if err != nil {
-		err = fmt.Errorf("%w: %s", err, path)
-	}
-	return errors.Join(err, unix.Munmap(mapped))
-}
-
-// count adds to a mapped file. Touching a page of it is a read or a write of the disk, and truncating the file takes
-// the page away: the signal that the kernel sends for either must not end a command that has succeeded.
-func count(mapped []byte, e Ending, took time.Duration) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			if _, fault := r.(interface{ Addr() uintptr }); !fault {
-				panic(r)
-			}
-			err = unix.EIO
-		}
-	}()
-	words := unsafe.Slice((*uint64)(unsafe.Pointer(&mapped[0])), latencyWords) // a mapping begins with a page
-	if atomic.LoadUint64(&words[0]) != latencyMagic {
-		return ErrNotLatencies
-	}
-	series := words[1+int(e-1)*seriesWords:][:seriesWords]
-	bucket := 0
-	for bucket < len(latencyBuckets) && took > latencyBuckets[bucket] {
-		bucket++
-	}
-	atomic.AddUint64(&series[0], uint64(max(took, 0)))
-	atomic.AddUint64(&series[1+bucket], 1)
 	return nil
 }
 
-// Latency is how long the commands took that ended in one way.
+// Latency is how a command ended, and how long it took.
 type Latency struct {
 	Ending Ending
-	Sum    time.Duration
-	// Buckets has, for each of LatencyBuckets, how many commands took at most that long; Count are all.
-	Buckets []uint64
-	Count   uint64
+	Took   time.Duration
 }
 
-// LatencyBuckets returns the upper bounds of a Latency's buckets.
-func LatencyBuckets() []time.Duration { return latencyBuckets[:] }
-
-// Latencies returns what was counted, an element for every Ending in their order. Errors: fs.ErrNotExist before
-// MakeLatencies, ErrNotLatencies, or the disk's.
-func (d Dir) Latencies() ([]Latency, error) {
-	path := d.LatencyFile()
-	b, err := local.ReadFile(path)
-	if err != nil {
+// TakeLatencies returns what was counted since the last call; lines that do not parse are left out. Errors:
+// fs.ErrNotExist before MakeLatencies, or the disk's.
+func (d Dir) TakeLatencies() (all []Latency, err error) {
+	b, err := local.ReadFile(d.LatencyFile())
+	if err != nil || len(b) == 0 {
 		return nil, err
 	}
-	if len(b) != latencySize || binary.NativeEndian.Uint64(b) != latencyMagic {
-		return nil, fmt.Errorf("%w: %s", ErrNotLatencies, path)
-	}
-	b = b[wordSize:]
-	word := func() uint64 {
-		w := binary.NativeEndian.Uint64(b)
-		b = b[wordSize:]
-		return w
-	}
-	all := make([]Latency, lastEnding)
-	for i := range all {
-		l := Latency{Ending: Ending(i + 1), Sum: time.Duration(word()), Buckets: make([]uint64, len(latencyBuckets))}
-		for j := range l.Buckets {
-			l.Count += word()
-			l.Buckets[j] = l.Count
+	for line := range strings.Lines(string(b)) {
+		words := strings.Fields(line)
+		if len(words) != 3 {
+			continue
 		}
-		l.Count += word()
-		all[i] = l
+		i := slices.Index(endingWords[:], [2]string{words[0], words[1]})
+		if took, err := strconv.ParseInt(words[2], 10, 64); err == nil && i >= 0 {
+			all = append(all, Latency{Ending(i + 1), time.Duration(took)})
+		}
 	}
-	return all, nil
+	return all, d.emptyLatencies()
 }
 
-// MakeLatencies makes the file unless there is one of this version; anything else in its place but a directory is
-// replaced. It is for the agent alone. The errors are the disk's.
+// MakeLatencies makes the file unless there is one; a link in its place is replaced. It is for the agent alone. The
+// errors are the disk's.
 func (d Dir) MakeLatencies() error {
-	_, err := d.Latencies()
-	switch {
-	case err == nil:
-		return nil
-	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNotLatencies) && !errors.Is(err, unix.ELOOP):
-		return err
+	_, err := local.ReadFile(d.LatencyFile())
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) {
+		err = d.emptyLatencies()
 	}
+	return err
+}
+
+func (d Dir) emptyLatencies() error {
 	path := d.LatencyFile()
-	data := make([]byte, latencySize)
-	binary.NativeEndian.PutUint64(data, latencyMagic)
-	// Written out, not left as a hole: a page that finds no room on the disk later would be a signal.
-	if err := local.WriteFile(path+tmpSuffix, data, mode); err != nil {
+	if err := local.WriteFile(path+tmpSuffix, nil, mode); err != nil {
 		return err
 	}
 	return local.Rename(path+tmpSuffix, path)

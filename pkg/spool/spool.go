@@ -2,7 +2,7 @@
 // commands took. It is telemetry: no address depends on it, and its errors are for the log.
 //
 //	<stateDir>/spool/<nanoseconds>-<pid>-<n>  an event, one JSON record a file
-//	<stateDir>/latency                        how long commands took: one file of fixed size
+//	<stateDir>/latency                        how long commands took: one file, a line each
 //
 // Both may be deleted at any time; what they held is lost, and nothing else happens.
 package spool
@@ -126,7 +126,7 @@ func oldestFirst(dir string) ([]string, error) {
 	return names, err
 }
 
-// born returns when a file was written, in nanoseconds. The names of earlier versions were small numbers.
+// born returns when a file was written, in nanoseconds.
 func born(name string) int64 {
 	digits, _, _ := strings.Cut(strings.TrimPrefix(name, "."), "-")
 	n, _ := strconv.ParseInt(digits, 10, 64)
