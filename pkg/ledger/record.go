@@ -87,7 +87,7 @@ var ErrCorrupt = errors.New("record is corrupt")
 func decodeClaim(b []byte, path string) (*Claim, error) {
 	var c Claim
 	hash := filepath.Base(path)
-	if err := unmarshal(b, &c, (*plain).claim); err != nil || c.Version > recordVersion {
+	if err := json.Unmarshal(b, &c); err != nil || c.Version > recordVersion {
 		if v := versionOf(b); v > recordVersion {
 			if p, ok := decodePromise(b); ok && p.Key.hash() == hash {
 				return &Claim{Version: v, Key: p.Key, Addrs: p.Addrs}, newerError(path, v)
@@ -216,7 +216,7 @@ func decodeSlot(b []byte) slot {
 	s := slot{raw: b, state: slotGarbage}
 	if len(b) > 0 && b[0] == '{' {
 		var r Retained
-		if unmarshal(b, &r, (*plain).retained) == nil && r.Version == recordVersion && r.Key.Identity != "" &&
+		if json.Unmarshal(b, &r) == nil && r.Version == recordVersion && r.Key.Identity != "" &&
 			len(r.Addrs) > 0 && !slices.ContainsFunc(r.Addrs, invalidAddr) {
 			s.state, s.retained = slotRetained, &r
 		} else if v := versionOf(b); v > recordVersion {

@@ -7,9 +7,7 @@ import (
 	"strings"
 )
 
-// object is a JSON object of the configuration. Its getters name the field in their errors. The
-// configuration is decoded into these and not into structs: for a process that decodes once, the reflection
-// over struct types costs more than all the rest of the decoding.
+// object is a JSON object of the configuration. Its getters name the field in their errors.
 type object struct {
 	path string
 	m    map[string]any
@@ -29,8 +27,8 @@ func Text(m map[string]any, key string) string {
 }
 
 func parseObject(b []byte) (object, error) {
-	m, err := decodeObject(b)
-	if err != nil {
+	var m map[string]any
+	if err := json.Unmarshal(b, &m); err != nil {
 		return object{}, err
 	}
 	if m == nil {

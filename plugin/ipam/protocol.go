@@ -3,11 +3,9 @@ package ipam
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -92,67 +90,34 @@ func (r *result) addPooled(addrs []netconf.PoolAddress) {
 	}
 }
 
-// encode writes what ordinary results have by hand: a process that needs neither encoding/json nor fmt never loads
-// them.
 func (r *result) encode() []byte {
 	if !atLeast(r.version, "0.3.0") {
 		return r.encodeByFamily()
 	}
-	b := append([]byte(`{"cniVersion":"`), r.version...)
-	b = append(b, `","ips":[`...)
-	for i, ip := range r.ips {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, '{')
-		switch is6 := ip.address.Addr().Is6(); {
+	type ip struct {
+		Version string       `json:"version,omitempty"`
+		Address netip.Prefix `json:"address"`
+		Gateway netip.Addr   `json:"gateway,omitzero"` // zero of a pool without one
+	}
+	out := struct {
+		CNIVersion string           `json:"cniVersion"`
+		IPs        []ip             `json:"ips"`
+		Routes     []map[string]any `json:"routes,omitempty"`
+		DNS        *dns             `json:"dns,omitempty"`
+	}{CNIVersion: r.version, IPs: []ip{}, Routes: r.routes, DNS: r.dns}
+	for _, c := range r.ips {
+		family := ""
+		switch {
 		case atLeast(r.version, "1.0.0"):
-		case is6:
-			b = append(b, `"version":"6",`...)
+		case c.address.Addr().Is6():
+			family = "6"
 		default:
-			b = append(b, `"version":"4",`...)
+			family = "4"
 		}
-		b = ip.address.AppendTo(append(b, `"address":"`...))
-		if ip.gateway.IsValid() { // of a pool without one it is not
-			b = ip.gateway.AppendTo(append(b, `","gateway":"`...))
-		}
-		b = append(b, `"}`...)
+		out.IPs = append(out.IPs, ip{family, c.address, c.gateway})
 	}
-	b = append(b, ']')
-	for i, route := range r.routes {
-		separator := ","
-		if i == 0 {
-			separator = `,"routes":[`
-		}
-		b = append(b, separator...)
-		b = appendRoute(b, route)
-	}
-	if len(r.routes) > 0 {
-		b = append(b, ']')
-	}
-	if r.dns != nil {
-		dns, _ := json.Marshal(r.dns)
-		b = append(append(b, `,"dns":`...), dns...)
-	}
-	return append(b, '}')
-}
-
-// appendRoute appends a route of netconf's.
-func appendRoute(b []byte, route map[string]any) []byte {
-	for i, key := range slices.Sorted(maps.Keys(route)) {
-		separator := `,"`
-		if i == 0 {
-			separator = `{"`
-		}
-		b = append(append(append(b, separator...), key...), `":`...)
-		switch v := route[key].(type) {
-		case string: // an address: nothing in it has to be escaped
-			b = append(append(append(b, '"'), v...), '"')
-		case int64:
-			b = strconv.AppendInt(b, v, 10)
-		}
-	}
-	return append(b, '}')
+	b, _ := json.Marshal(out) // strings, numbers, addresses and lists of them marshal
+	return b
 }
 
 // encodeByFamily writes a result of CNI before 0.3.0: one address of each family at most, with the routes of its
