@@ -58,45 +58,63 @@ func (c *Conf) marker() map[string]any {
 	return m
 }
 
-// merged returns the plugins of the source merged with those of own, the derived file as it is now; own may be nil.
-// Those whose program missing reports are left out, and named in left. What it returns is part of source and own.
-func merged(source, own *Conf, missing func(plugin string) bool) (plugins []map[string]any, left []string) {
-	keys, now := keyed(source.list)
-	ownKeys, theirs := keyed(own.content())
+// merge is a source and the derived file as it is now, with the plugins of both and of the base by key.
+type merge struct {
+	source, own             map[string]map[string]any
+	base                    map[string]map[string]any
+	keys, ownKeys, baseKeys []string
+	missing                 []string // types that were left out of own
+}
+
+func newMerge(source, own *Conf) *merge {
+	m := &merge{missing: own.leftOut()}
+	m.keys, m.source = keyed(source.list)
+	m.ownKeys, m.own = keyed(own.content())
 	last, _ := own.marker()["plugins"].([]any)
 	copied, _ := own.marker()["copied"].([]any)
-	baseKeys, base := keyed(map[string]any{"plugins": slices.Concat(last, copied)})
-	wasLeft := own.leftOut()
+	m.baseKeys, m.base = keyed(map[string]any{"plugins": slices.Concat(last, copied)})
+	return m
+}
+
+// plugin returns what counts of a plugin, nil if that is nothing.
+func (m *merge) plugin(key string) map[string]any {
+	p, theirs := m.source[key], m.own[key]
+	switch {
+	case p == nil && (m.base[key] != nil || ipamType(theirs) == netconf.Type):
+		return nil // the source has it no more
+	case p == nil:
+		return theirs
+	case gives(p) || !reflect.DeepEqual(m.base[key], p):
+		return p
+	case theirs == nil && slices.Contains(m.missing, typeOf(p)):
+		return p // it was not another program that took it out
+	}
+	return theirs
+}
+
+// merged returns the plugins of the source merged with those of own, the derived file as it is now; own may be nil.
+// Those that missing reports are left out, and their types returned in left. What it returns is part of source and own.
+func merged(source, own *Conf, missing func(plugin string) bool) (plugins []map[string]any, left []string) {
+	m := newMerge(source, own)
 	var order []string
-	take := func(key string, p map[string]any) {
-		switch {
-		case p == nil:
-		case !gives(p) && missing != nil && missing(typeOf(p)):
-			left = append(left, typeOf(p))
+	for _, key := range slices.Concat(m.keys, m.ownKeys) {
+		switch p := m.plugin(key); {
+		case p == nil || slices.Contains(order, key):
+		case missing != nil && !gives(p) && missing(typeOf(p)):
+			if !slices.Contains(left, typeOf(p)) {
+				left = append(left, typeOf(p))
+			}
 		default:
-			order, now[key] = append(order, key), p
-		}
-	}
-	for _, key := range keys {
-		p := now[key]
-		unchanged := base[key] != nil && reflect.DeepEqual(base[key], p)
-		if unchanged && !gives(p) && (theirs[key] != nil || !slices.Contains(wasLeft, typeOf(p))) {
-			p = theirs[key]
-		}
-		take(key, p)
-	}
-	for _, key := range ownKeys {
-		if now[key] == nil && base[key] == nil && ipamType(theirs[key]) != netconf.Type {
-			take(key, theirs[key])
+			order = append(order, key)
 		}
 	}
 	// Some programs insist on being the last.
-	if !slices.Equal(ownKeys, baseKeys) && slices.Equal(slices.Sorted(slices.Values(ownKeys)),
+	if !slices.Equal(m.ownKeys, m.baseKeys) && slices.Equal(slices.Sorted(slices.Values(m.ownKeys)),
 		slices.Sorted(slices.Values(order))) {
-		order = ownKeys
+		order = m.ownKeys
 	}
 	for _, key := range order {
-		plugins = append(plugins, now[key])
+		plugins = append(plugins, m.plugin(key))
 	}
 	return plugins, left
 }
