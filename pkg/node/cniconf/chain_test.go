@@ -387,3 +387,20 @@ func TestWithoutTheLedgersWordANetworkStaysAsItIs(t *testing.T) {
 		t.Errorf("it was\n%s\nand is\n%s", before, w.own())
 	}
 }
+
+// Linkerd's installer writes in place when it removes its plugin.
+func TestAFileThatAnotherProgramIsWritingIsNoConflict(t *testing.T) {
+	w := newConfWorld(t)
+	w.write(meshSource, chained(mesh))
+	w.look(StateActive)
+	whole := w.own()
+	w.write(ConflistName, whole[:len(whole)/2])
+	w.look(StateBroken)
+	w.write(ConflistName, whole)
+	w.edit(ConflistName)
+	w.look(StateActive)
+	if got := behind(t, w.own()); len(got) > 0 {
+		t.Errorf("%v", got)
+	}
+	w.wantSaid(EventConfigured)
+}

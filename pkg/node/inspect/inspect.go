@@ -299,9 +299,11 @@ func cniOf(o Options) inspection.CNI {
 }
 
 // agentKnows takes over from what the running agent says the states that cannot be seen on disk: that the source of its
-// file is gone, and that another program keeps changing the file.
+// file is gone, that another program keeps changing the file, and that the runtime has other directories.
 func agentKnows(c *inspection.CNI, said inspection.Status) {
-	if s := cniconf.State(said.CNIState); c.Good && (s == cniconf.StateHeld || s == cniconf.StateConflict) {
+	s := cniconf.State(said.CNIState)
+	if s == cniconf.StateError || s == cniconf.StateNoPlugin ||
+		c.Good && (s == cniconf.StateHeld || s == cniconf.StateConflict) {
 		c.State, c.Message, c.Good = said.CNIState, said.CNIMessage, s.Good()
 	}
 }

@@ -50,6 +50,8 @@ func TestAnInspectionSaysWhatOnlyTheRunningAgentKnows(t *testing.T) {
 			inspection.CNI{State: "held", Message: "gone", Good: true}},
 		"in a fight": {active, inspection.Status{CNIState: "conflict", CNIMessage: "9 times"},
 			inspection.CNI{State: "conflict", Message: "9 times"}},
+		"in other directories": {shadowed, inspection.Status{CNIState: "no-plugin", CNIMessage: "there"},
+			inspection.CNI{State: "no-plugin", Message: "there"}},
 		"the disk knows better":  {shadowed, inspection.Status{CNIState: "held", CNIMessage: "gone"}, shadowed},
 		"the agent says nothing": {active, inspection.Status{}, active},
 	} {
