@@ -1,6 +1,7 @@
 package v2beta1
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,9 +13,28 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
+// UnmarshalJSON reads a SpiderIPPool. Spiderpool's own definition, of whatever version, may allow what this one does not
+// know: then the others of a list are to be read nevertheless.
+func (p *SpiderIPPool) UnmarshalJSON(data []byte) error {
+	type plain SpiderIPPool // without this method
+	err := json.Unmarshal(data, (*plain)(p))
+	if err == nil {
+		return nil
+	}
+	is := metav1.PartialObjectMetadata{}
+	if json.Unmarshal(data, &is) != nil {
+		return err
+	}
+	*p = SpiderIPPool{TypeMeta: is.TypeMeta, ObjectMeta: is.ObjectMeta, Unreadable: err.Error()}
+	return nil
+}
+
 // PodIPPoolSpec returns the PodIPPool that gives the same addresses to the same pods. The error names every field that
 // is not supported, or without which there is none: then nothing may be given.
 func (p *SpiderIPPool) PodIPPoolSpec() (stayputv1alpha1.PodIPPoolSpec, error) {
+	if p.Unreadable != "" {
+		return stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeL2}, errors.New(p.Unreadable)
+	}
 	is := stayputv1alpha1.PodIPPoolSpec{
 		Mode: stayputv1alpha1.ModeL2, Subnet: p.Spec.Subnet, Addresses: p.Spec.IPs, ExcludedAddresses: p.Spec.ExcludeIPs,
 		NamespaceSelector: p.Spec.NamespaceAffinity, NodeSelector: p.Spec.NodeAffinity,

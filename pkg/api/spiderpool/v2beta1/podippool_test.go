@@ -1,7 +1,9 @@
 package v2beta1
 
 import (
+	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,6 +42,25 @@ func TestASpiderIPPoolInOurWords(t *testing.T) {
 	for text, given := range map[string]bool{"": false, "{}": false, " null ": false, `{"10.6.0.1":{}}`: true} {
 		if p.Status.AllocatedIPs = &text; p.GivenBySpiderpool() != given {
 			t.Errorf("%q: given %t", text, !given)
+		}
+	}
+}
+
+// One that does not decode gives nothing and says why. The others of the list do.
+func TestASpiderIPPoolThatDoesNotDecodeHidesNoOther(t *testing.T) {
+	var list SpiderIPPoolList
+	err := json.Unmarshal([]byte(`{"items":[
+		{"metadata":{"name":"bad","uid":"1"},"spec":{"subnet":"10.6.0.0/16","ips":"10.6.0.1"}},
+		{"metadata":{"name":"worse","uid":"2"},"spec":{"subnet":"10.6.0.0/16","ips":["10.6.0.1"]},"status":{"allocatedIPs":7}},
+		{"metadata":{"name":"good","uid":"3"},"spec":{"subnet":"10.6.0.0/16","ips":["10.6.0.2"]}}]}`), &list)
+	if err != nil || len(list.Items) != 3 {
+		t.Fatalf("%d were read, %v", len(list.Items), err)
+	}
+	for i, want := range []string{"ips", "allocatedIPs", ""} {
+		p := &list.Items[i]
+		spec, err := p.PodIPPoolSpec()
+		if p.Name == "" || p.UID == "" || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v; want an error about %q", p.Name, spec, err, want)
 		}
 	}
 }

@@ -38,6 +38,9 @@ type SpiderIPPool struct {
 	Spec SpiderIPPoolSpec `json:"spec,omitempty"`
 	// +optional
 	Status SpiderIPPoolStatus `json:"status,omitempty"`
+
+	// Unreadable says why nothing but the metadata is known, empty if all is.
+	Unreadable string `json:"-"`
 }
 
 // SpiderIPPoolSpec says which addresses there are, and for whom.
