@@ -209,7 +209,7 @@ func (o *options) nodeName() (string, error) {
 }
 
 // connections is how many the server has at most, each of some 20 KiB. Further ones wait until one of them is closed.
-const connections = 256
+const connections = 128
 
 // listen serves h on addr; with an empty addr the server never answers.
 func listen(addr string, h http.Handler, log *slog.Logger) (*http.Server, error) {

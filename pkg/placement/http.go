@@ -17,14 +17,17 @@ import (
 // What a server takes of its clients. A connection takes some 20 KiB, and one to the webhook up to a few small requests
 // beside that. Further connections wait until one of them is closed.
 const (
-	connections = 256
+	connections = 128
 	// requestWithin is how long a client may take to send a request, or to begin one, answerWithin to read the answer too.
 	requestWithin = 3 * time.Second
 	answerWithin  = 15 * time.Second
 	idleFor       = 10 * time.Second
 	// requestsOfConnection is for HTTP/2, by which an API server asks about several pods at a time. It opens further
-	// connections if that is not enough.
+	// connections if that is not enough. Of each so many bytes wait to be read, what a client sends before it knows any
+	// limit, and of all together more: one that is not read must not hold up the others.
 	requestsOfConnection = 8
+	unreadOfRequest      = 64 << 10
+	unreadOfConnection   = 2 * requestsOfConnection * unreadOfRequest
 )
 
 // addServer has every replica serve h on an address, by TLS unless config is nil; "0": nowhere. The manager's own
@@ -55,7 +58,7 @@ func newServer(name, address string, h http.Handler, config *tls.Config) (*manag
 		Handler: h, MaxHeaderBytes: 8 << 10,
 		ReadTimeout: requestWithin, WriteTimeout: answerWithin, IdleTimeout: idleFor,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: requestsOfConnection,
-			MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10},
+			MaxReceiveBufferPerConnection: unreadOfConnection, MaxReceiveBufferPerStream: unreadOfRequest},
 	}}, nil
 }
 

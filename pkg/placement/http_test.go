@@ -2,30 +2,84 @@ package placement
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stayput/stayput/test/hoard"
+	"github.com/stayput/stayput/test/must"
 )
 
-func TestAClientCannotHoardTheControllersConnections(t *testing.T) {
-	s, err := newServer("test", "127.0.0.1:0", metricsHandler(prometheus.NewRegistry()), nil)
-	if err != nil {
-		t.Fatal(err)
+// serve starts a server, changed if change is not nil, and returns its address.
+func serve(t *testing.T, h http.Handler, config *tls.Config, change func(*http.Server)) string {
+	t.Helper()
+	s, err := newServer("test", "127.0.0.1:0", h, config)
+	must.Do(t, err)
+	if change != nil {
+		change(s.Server)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Start(ctx) }()
-	hoard.Connections(t, s.Listener.Addr().String(), connections)
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
+	t.Cleanup(func() {
+		cancel()
+		must.Do(t, <-ended)
+	})
+	return s.Listener.Addr().String()
+}
+
+func TestAClientCannotHoardTheControllersConnections(t *testing.T) {
+	hoard.Connections(t, serve(t, metricsHandler(prometheus.NewRegistry()), nil, nil), connections)
+}
+
+// An API server asks about several pods by one connection.
+func TestARequestThatWaitsHoldsUpNoOtherOfItsConnection(t *testing.T) {
+	lends := httptest.NewTLSServer(nil)
+	defer lends.Close()
+	entered, leave := make(chan struct{}, requestsOfConnection), make(chan struct{})
+	at := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/waits" {
+			entered <- struct{}{}
+			<-leave
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+	}), &tls.Config{Certificates: lends.TLS.Certificates, NextProtos: []string{"h2"}},
+		func(s *http.Server) { s.ReadTimeout = 0 }) // by which it would go on
+	dials := 0
+	client := &http.Client{Timeout: time.Minute} // bounds a test that hangs
+	client.Transport = &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			dials++
+			return (&net.Dialer{}).DialContext(ctx, network, address)
+		}}
+	defer client.CloseIdleConnections()
+	post := func(path string) error {
+		answer, err := client.Post("https://"+at+path, "application/json", strings.NewReader(strings.Repeat(" ", 1<<20)))
+		if err != nil {
+			return err
+		}
+		return answer.Body.Close()
+	}
+	must.Do(t, post("/"))
+	var all sync.WaitGroup
+	for range requestsOfConnection - 1 {
+		all.Go(func() { _ = post("/waits") })
+		<-entered
+	}
+	err := post("/")
+	close(leave)
+	all.Wait()
+	if err != nil || dials != 1 {
+		t.Errorf("by %d connections: %v", dials, err)
 	}
 }
 

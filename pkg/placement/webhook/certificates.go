@@ -136,7 +136,7 @@ func (c *certificates) Start(ctx context.Context) error {
 			logged, again = "", lookAgain
 		default:
 			pause = again
-			if errors.Is(err, errUnconfigured) { // it may have its successor
+			if errors.Is(err, errUnconfigured) { // policies may have its place
 				again = min(2*again, lookEvery)
 			}
 			// A conflict: another replica was quicker.
