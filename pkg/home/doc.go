@@ -10,6 +10,7 @@
 //	retained.go  which node keeps the addresses of a pod
 //	record.go    what a PersistentPodState records of a pod
 //	decide.go    the decision; node.go whether a node can take a pod; affinity.go how a home is required
+//	rejection.go predecessors that a kubelet did not admit
 //	foresee.go   the decision for a pod that does not exist yet
 //	names.go     names and reasons of Events that more than one program knows
 package home

@@ -141,7 +141,7 @@ func Bound(pod *corev1.Pod) string {
 	return SuccessorsOf(pod)
 }
 
-// SuccessorsOf tells whose successors come after a pod: those of its name, or of its shared identity.
+// SuccessorsOf names what a pod shares with its successors: its own name, or a shared identity.
 func SuccessorsOf(pod *corev1.Pod) string {
 	return claimant(pod.Name, pod.Annotations[stayputv1alpha1.AnnotationIdentity])
 }

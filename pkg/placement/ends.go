@@ -37,7 +37,7 @@ type ends struct {
 	rejections *utilcache.LRUExpireCache
 }
 
-// pods tells whose successors a pod has: those of its name, or of its shared identity.
+// successors are the pods that come after one another: of a name, or of a shared identity. See home.SuccessorsOf.
 type successors struct{ namespace, of string }
 
 // rejection is a series of rejections and the pod of the last one.
@@ -84,9 +84,7 @@ func (c clockOf) Now() time.Time { return c() }
 // rejected notes once that the kubelet of a pod did not admit it.
 func (e *ends) rejected(pod *corev1.Pod) {
 	words, rejected := home.Rejected(pod)
-	now := e.now()
-	stale := pod.Status.StartTime != nil && now.Sub(pod.Status.StartTime.Time) > succession // an old one, still there
-	if !rejected || stale {
+	if !rejected {
 		return
 	}
 	e.mu.Lock()
@@ -94,7 +92,7 @@ func (e *ends) rejected(pod *corev1.Pod) {
 	key := successors{pod.Namespace, home.SuccessorsOf(pod)}
 	was := e.rejectionLocked(key)
 	if was.pod != pod.UID {
-		e.rejections.Add(key, rejection{was.With(pod.Spec.NodeName, words, now), pod.UID}, succession)
+		e.rejections.Add(key, rejection{was.With(pod.Spec.NodeName, words, e.now()), pod.UID}, succession)
 	}
 }
 
@@ -111,7 +109,7 @@ func (e *ends) rejectionsOf(pod *corev1.Pod) home.Rejections {
 	return e.rejectionLocked(successors{pod.Namespace, home.SuccessorsOf(pod)}).Rejections
 }
 
-// admitted ends a series of rejections with a pod that a kubelet of the series had admitted.
+// admittedLocked ends a series of rejections with a pod that a kubelet of the series had admitted.
 func (e *ends) admittedLocked(pod *corev1.Pod) {
 	key := successors{pod.Namespace, home.SuccessorsOf(pod)}
 	if pod.Status.StartTime != nil && slices.Contains(e.rejectionLocked(key).Nodes, pod.Spec.NodeName) {

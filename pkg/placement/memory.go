@@ -113,13 +113,22 @@ func (m *memory) handler() cache.ResourceEventHandler {
 			m.seen(pod.Core())
 		}
 	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: seen,
+	return cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(is any, initial bool) {
+			if pod, ok := is.(*cluster.Pod); ok && initial && pod.Rejected() {
+				return // nobody knows when
+			}
+			seen(is)
+		},
 		UpdateFunc: func(o, is any) {
 			was, okWas := o.(*cluster.Pod)
 			pod, okIs := is.(*cluster.Pod)
-			if okWas && okIs && was.GetUID() != pod.GetUID() { // it was deleted, and made again, while there was no watch
+			switch {
+			case !okWas || !okIs:
+			case was.GetUID() != pod.GetUID(): // it was deleted, and made again, while there was no watch
 				m.deleted(was.Core())
+			case was.Rejected():
+				return // that was seen
 			}
 			seen(is)
 		},

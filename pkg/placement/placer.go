@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -479,6 +480,7 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	if homeless != nil {
+		d.Home = cmp.Or(d.Home, to.Pinned)
 		d.Outcome, d.Reason = home.OutcomeElsewhere, "cannot be in the pod's node affinity: "+homeless.Error()
 	}
 	p.placed(ctx, pod, s, d)

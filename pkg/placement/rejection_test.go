@@ -151,15 +151,16 @@ func TestAPodThatWasRejectedLeftNothingWhereItWas(t *testing.T) {
 	}
 }
 
-// A new leader may not have seen what came before, and finds pods that were rejected long ago.
-func TestRejectionsOfTheDistantPastAreNoSeries(t *testing.T) {
+// A new process finds pods that were rejected long ago, and so may a label be put on one.
+func TestRejectionsOfThePastAreNoSeries(t *testing.T) {
 	r := rejecting{placing: testPlacer(fakeAPI(t, hometest.Node("node-1", "a"),
 		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))}
 	old := hometest.Pod(func(p *corev1.Pod) {
 		p.UID, p.Spec.NodeName, p.Status = "old", "node-1", sysctlForbidden
-		p.Status.StartTime = &metav1.Time{Time: hometest.Noon.Add(-succession - time.Second)}
 	})
-	r.memory.handler().OnAdd(cluster.PodOf(old), true)
+	handler := r.memory.handler()
+	handler.OnAdd(cluster.PodOf(old), true)
+	handler.OnUpdate(cluster.PodOf(old), cluster.PodOf(old))
 	if pod := r.creates(t); r.time != hometest.Noon || !slices.Equal(drawnTo(pod), []string{"In node-1"}) {
 		t.Errorf("after %s it goes to %q", r.time.Sub(hometest.Noon), drawnTo(pod))
 	}
