@@ -53,7 +53,7 @@ var policies = []struct {
 	{"ValidatingAdmissionPolicy", "stayput-users",
 		"users with the role edit may write all fields of a RetainedIP", LevelFail},
 	{"ValidatingAdmissionPolicy", policyAdvice,
-		"no warning is given for a Deployment or Job whose pods do not come back to their retained addresses", LevelWarn},
+		"no warning is given of misspelt or misplaced annotations, and of pods that never come back", LevelWarn},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,
 		"new pods of namespaces that name pools are not gated, and start without addresses of them", LevelFail},
 	{"MutatingAdmissionPolicy", home.PolicyDefaultPools,

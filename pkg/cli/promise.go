@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -23,12 +25,14 @@ const (
 	annotationDefaultV6 = "ipam.spidernet.io/default-ipv6-ippool"
 )
 
-// annotationsOfPods are those about address and node, in the order of docs/annotations.md, and what each asks for
-// beside the others of the pod.
-var annotationsOfPods = []struct {
+type annotationOfPods struct {
 	key     string
 	meaning func(value string, all map[string]string) string
-}{
+}
+
+// annotationsOfPods are those about address and node, in the order of docs/annotations.md, and what each asks for
+// beside the others of the pod.
+var annotationsOfPods = []annotationOfPods{
 	{stayputv1alpha1.AnnotationRetainIP, func(value string, _ map[string]string) string {
 		if value == stayputv1alpha1.RetentionWhileOwned {
 			return "its address is kept as long as its workload exists and wants the pod"
@@ -96,7 +100,7 @@ func inSpiderpools(others ...string) func(string, map[string]string) string {
 	}
 }
 
-// askedBy explains annotations.
+// askedBy explains annotations, and names those that look like Stayput's and are none.
 func askedBy(annotations map[string]string) []Asked {
 	all := []Asked{}
 	var bad *retention.AnnotationError
@@ -112,7 +116,50 @@ func askedBy(annotations map[string]string) []Asked {
 			all = append(all, Asked{a.key, value, a.meaning(value, annotations)})
 		}
 	}
+	for _, key := range unknownKeys(annotations) {
+		all = append(all, Asked{key, annotations[key], "unknown and without effect: expected " + meantBy(key)})
+	}
 	return all
+}
+
+// unknownKeys returns the annotations that look like Stayput's and are none. The policy stayput-advice warns of the same.
+func unknownKeys(annotations map[string]string) (all []string) {
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		known := slices.ContainsFunc(annotationsOfPods, func(a annotationOfPods) bool { return a.key == key })
+		if !known && (strings.HasPrefix(key, "stayput.io/") || strings.HasSuffix(key, "retain-ip")) {
+			all = append(all, key)
+		}
+	}
+	return all
+}
+
+// meantBy returns the annotation that an unknown one stands for, or all that there are.
+func meantBy(unknown string) string {
+	bare := strings.NewReplacer("-", "", "_", "")
+	name := bare.Replace(strings.ToLower(unknown[strings.LastIndexByte(unknown, '/')+1:]))
+	for _, key := range stayputv1alpha1.PodAnnotations {
+		if strings.HasSuffix(bare.Replace(key), name) {
+			return key
+		}
+	}
+	return strings.Join(stayputv1alpha1.PodAnnotations, ", ")
+}
+
+// lookalikes returns what may have been meant to ask for the pod's address, as the rest of a sentence about that: keys
+// that are unknown, and known ones on the workload itself.
+func (f *facts) lookalikes() (says string) {
+	for _, key := range unknownKeys(f.annotations()) {
+		says += fmt.Sprintf(", but %s, which is unknown and has no effect", key)
+	}
+	if f.workload == nil {
+		return says
+	}
+	for _, key := range stayputv1alpha1.PodAnnotations {
+		if _, there := f.workload.GetAnnotations()[key]; there {
+			says += fmt.Sprintf(", but its %s has %s in metadata.annotations, where it has no effect", f.workload.GetKind(), key)
+		}
+	}
+	return says
 }
 
 // promise returns what is promised to the pod, or why nothing is.
@@ -173,8 +220,8 @@ func (f *facts) whyNothing() string {
 	case bad != nil:
 		return "Nothing: " + bad.Error()
 	case !home.Annotated(annotations):
-		return fmt.Sprintf("Nothing: it has no annotation %[1]s. Add it to the pod template, for example %[1]s: 10m",
-			stayputv1alpha1.AnnotationRetainIP)
+		return fmt.Sprintf("Nothing: it has no annotation %[1]s%[2]s. Add it to the pod template, for example %[1]s: 10m",
+			stayputv1alpha1.AnnotationRetainIP, f.lookalikes())
 	case f.pod == nil:
 		return "Nothing is kept: its address has expired or was released, or it never got one from Stayput."
 	case f.pod.Spec.HostNetwork:

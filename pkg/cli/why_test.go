@@ -197,10 +197,19 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 		facts *facts
 		says  string
 	}{
-		"no annotation": {someFacts(notAsked), "no annotation stayput.io/retain-ip"},
+		"no annotation": {someFacts(notAsked), "no annotation stayput.io/retain-ip. Add it"},
+		"a misspelt annotation": {someFacts(notAsked,
+			func(f *facts) { f.pod.Annotations = map[string]string{"stayput.io/retainip": "10m"} }),
+			"no annotation stayput.io/retain-ip, but stayput.io/retainip, which is unknown"},
+		"the annotation of another domain": {someFacts(notAsked,
+			func(f *facts) { f.pod.Annotations = map[string]string{"stay-put.io/retain-ip": "10m"} }),
+			"no annotation stayput.io/retain-ip, but stay-put.io/retain-ip, which is unknown"},
+		"an annotation of its workload": {someFacts(notAsked, func(f *facts) {
+			f.workload.SetAnnotations(map[string]string{stayputv1alpha1.AnnotationRetainIP: "10m"})
+		}), "but its StatefulSet has stayput.io/retain-ip in metadata.annotations, where it has no effect"},
 		"a bad annotation": {someFacts(notPromised,
 			func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }),
-			`annotation stayput.io/retain-ip: "true" is not valid: expected a positive Go duration`},
+			`annotation stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most 2562047h`},
 		"the host's network": {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }),
 			"uses the host network"},
 		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }),
@@ -222,6 +231,34 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 	} {
 		if p := test.facts.story().Promise; len(p) != 1 || !strings.Contains(p[0], test.says) {
 			t.Errorf("%s: %q, expected %q", name, p, test.says)
+		}
+	}
+}
+
+func TestAnAnnotationThatIsUnknownIsNamedBesideTheOneThatItMisses(t *testing.T) {
+	all := strings.Join(stayputv1alpha1.PodAnnotations, ", ")
+	for key, want := range map[string]string{
+		"stayput.io/retainip":            stayputv1alpha1.AnnotationRetainIP,
+		"stayput.io/retain_ip":           stayputv1alpha1.AnnotationRetainIP,
+		"stayput.io/Retain-IP":           stayputv1alpha1.AnnotationRetainIP,
+		"stayputio/retain-ip":            stayputv1alpha1.AnnotationRetainIP,
+		"retain-ip":                      stayputv1alpha1.AnnotationRetainIP,
+		"stayput.io/homewait":            stayputv1alpha1.AnnotationHomeWait,
+		"stayput.io/when_scaled":         stayputv1alpha1.AnnotationWhenScaled,
+		"stayput.io/retention":           all,
+		"stayput.io/pool":                all,
+		stayputv1alpha1.AnnotationPools:  "",
+		stayputv1alpha1.AnnotationPinned: "",
+		"example.com/retain":             "",
+	} {
+		told := ""
+		for _, a := range askedBy(map[string]string{key: "10m"}) {
+			if _, meant, unknown := strings.Cut(a.Meaning, "unknown and without effect: expected "); unknown {
+				told = meant
+			}
+		}
+		if told != want {
+			t.Errorf("%s: expected is %q, want %q", key, told, want)
 		}
 	}
 }

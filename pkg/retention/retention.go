@@ -104,7 +104,8 @@ func (e *AnnotationError) Error() string {
 	return fmt.Sprintf("annotation %s: %q is not valid: expected %s", e.Key, v, e.Expected)
 }
 
-const expectedRetainIP = `a positive Go duration such as "10m" or "720h", or "while-owned"`
+const expectedRetainIP = "a duration above 0 in h, m and s of at most 2562047h, such as 10m, or 168h for 7 days; or " +
+	"while-owned"
 
 // Parse reads a pod's annotations. answers is false if none of Stayput's keys is among them:
 // then they say nothing, and another source may. An error is an *AnnotationError.
@@ -166,7 +167,7 @@ func Parse(annotations map[string]string) (p Policy, answers bool, err error) {
 	}
 	if answers && !p.Retains() {
 		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "",
-			expectedRetainIP + " with the other stayput.io annotations, which have no effect without it"}
+			expectedRetainIP + ", with the other stayput.io annotations, which have no effect without it"}
 	}
 	return p.withDefaults(), answers, nil
 }

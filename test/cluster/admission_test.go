@@ -121,7 +121,8 @@ var attempts = func() []attempt {
 	for i := range 65 {
 		many += fmt.Sprintf("label-%d: x, ", i)
 	}
-	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration such as 10m or 720h, or while-owned`
+	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most 2562047h, ` +
+		`such as 10m, or 168h for 7 days; or while-owned`
 	all := []attempt{
 		// The controller, on pods.
 		{"the controller sets node affinity, node selector and annotations of a pod and removes our gate", asController,
@@ -319,6 +320,10 @@ var attempts = func() []attempt {
 		{"the controller annotates a RetainedIP", asController,
 			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`),
 			"may change only spec.workload, spec.scheduled and spec.release"},
+
+		{"the controller deletes a RetainedIP that no node owns", asController, remove(retipKind, "web-0.node-1"), ""},
+		{"the controller deletes a RetainedIP of a node", asController, remove(retipKind, "elsewhere/web-7.node-1"),
+			"and delete only one without an owner"},
 
 		// Users, on RetainedIPs.
 		{"an editor releases an address", asEditor, merge(retipKind, "web-1.node-2", `{spec: {release: Now}}`), ""},
@@ -526,7 +531,7 @@ var attempts = func() []attempt {
 			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), ""},
 		{"several bad values are reported together", asAdmin,
 			create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
-			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration such as 60s or 10m, or retention`},
+			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration above 0 in h, m and s such as 60s or 10m, or retention`},
 		{"a workload's own annotations are its own", asAdmin,
 			create(strings.Replace(template("apps/v1", "StatefulSet", ""), "metadata: {name: new}",
 				`metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), ""},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,62 +15,6 @@ import (
 
 	"github.com/stayput/stayput/test/must"
 )
-
-// heard collects the warnings of an API server.
-type heard struct {
-	mu       sync.Mutex
-	warnings []string
-}
-
-func (h *heard) HandleWarningHeader(_ int, _, text string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.warnings = append(h.warnings, text)
-}
-
-func (h *heard) says(advice string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.ContainsFunc(h.warnings, func(w string) bool { return strings.Contains(w, advice) })
-}
-
-func TestARetentionThatDoesNothingIsWarnedOf(t *testing.T) {
-	g := guardedWith(t, true)
-	const retain, shared = "stayput.io/retain-ip: 10m", "stayput.io/retain-ip: 10m, stayput.io/identity: db"
-	const home = "stayput.io/home: Required"
-	const noAddress = "retained for a pod that never comes back: set stayput.io/identity"
-	const noNode = "none comes back to its node: use a StatefulSet"
-	for _, w := range []struct {
-		apiVersion, kind, annotations string
-		warned                        string
-	}{
-		{"apps/v1", "Deployment", retain, noAddress},
-		{"batch/v1", "Job", retain, noAddress},
-		{"batch/v1", "CronJob", retain, noAddress},
-		{"apps.kruise.io/v1beta1", "CloneSet", retain, noAddress},
-		{"batch/v1", "CronJob", `io.kubernetes.cri/reserved-ip-duration: "10"`, noAddress},
-		{"apps/v1", "Deployment", home, noNode},
-		{"batch/v1", "CronJob", home, noNode},
-		{"apps/v1", "Deployment", shared + ", " + home, ""},
-		{"apps/v1", "Deployment", home + ", stayput.io/pools: blue", ""},
-		{"apps/v1", "StatefulSet", home, ""},
-		{"apps/v1", "Deployment", shared, ""},
-		{"batch/v1", "Job", shared, ""},
-		{"batch/v1", "CronJob", "other: annotation", ""},
-		{"apps/v1", "StatefulSet", retain, ""},
-	} {
-		t.Run(w.kind+" with "+w.annotations, func(t *testing.T) {
-			until(t, "the answer", func(ctx context.Context) bool { // policies take effect within seconds
-				h := &heard{}
-				as := rest.CopyConfig(g.admin)
-				as.WarningHandler = h
-				_, err := create(template(w.apiVersion, w.kind, w.annotations))(ctx, g, as)
-				must.Do(t, err)
-				return h.says(noAddress) == (w.warned == noAddress) && h.says(noNode) == (w.warned == noNode)
-			})
-		})
-	}
-}
 
 // The policy for the controller relies on it.
 func TestOnlyTheNodeAffinityOfAPodCanBeChanged(t *testing.T) {

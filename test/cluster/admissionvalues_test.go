@@ -113,7 +113,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	} {
 		_, err := create(fmt.Sprintf(newPod, fmt.Sprintf("stayput.io/home-wait: %q", value)))(testContext(t), g, g.admin)
 		invalid := fmt.Sprintf("stayput.io/home-wait: %q is not valid: "+
-			"expected a duration such as 60s or 10m, or retention", value)
+			"expected a duration above 0 in h, m and s such as 60s or 10m, or retention", value)
 		if (err == nil) != ok || err != nil && !refused(err, invalid) {
 			t.Errorf("home-wait %q: %v", value, err)
 		}
