@@ -84,7 +84,7 @@ func (p *placing) notes() (all []string) {
 func keptOn(node string, phase stayputv1alpha1.Phase, since time.Time) *stayputv1alpha1.RetainedIP {
 	at := metav1.NewTime(since)
 	return &stayputv1alpha1.RetainedIP{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0." + node},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0." + node, OwnerReferences: byNode},
 		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: node, PodName: "web-0", Scheduled: "pod/web-0",
 			Retention: "10m"},
 		Status: stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &at},

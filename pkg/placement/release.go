@@ -160,6 +160,12 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	if err := r.client.Get(ctx, req.NamespacedName, &ip); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if orphaned, retry, err := r.collect(ctx, &ip); err != nil || orphaned {
+		if err != nil {
+			err = fmt.Errorf("looking for the Node of RetainedIP %s: %w", req, err)
+		}
+		return reconcile.Result{RequeueAfter: retry}, err
+	}
 	if ip.Spec.Release != "" || !ip.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
@@ -184,6 +190,41 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 		return reconcile.Result{}, r.reviewUnowned(ctx, &ip, pod)
 	}
 	return r.withoutPod(ctx, &ip)
+}
+
+// orphanedFor is how old a RetainedIP is at least that is deleted because its Node does not exist: a restore may bring it
+// before the node joins.
+const orphanedFor = 10 * time.Minute
+
+// collect deletes a RetainedIP whose Node does not exist. It reports whether there is none, and when to look again.
+// Agents write their Node as the owner, by which Kubernetes deletes theirs; those that were restored from a backup of
+// objects have no owner. Nothing is released: if the node comes back, its agent publishes what it keeps.
+func (r *releaser) collect(ctx context.Context, cached *stayputv1alpha1.RetainedIP) (orphaned bool, retry time.Duration,
+	err error) {
+	node := types.NamespacedName{Name: cached.Spec.NodeName}
+	if err := r.client.Get(ctx, node, &corev1.Node{}); !apierrors.IsNotFound(err) {
+		return false, 0, err
+	}
+	if left := orphanedFor - r.now().Sub(cached.CreationTimestamp.Time); left > 0 {
+		return true, left, nil
+	}
+	var ip stayputv1alpha1.RetainedIP // the cache has no owners
+	if err := r.reader.Get(ctx, client.ObjectKeyFromObject(cached), &ip); err != nil {
+		return true, 0, client.IgnoreNotFound(err)
+	}
+	if len(ip.OwnerReferences) > 0 || ip.Spec.NodeName != node.Name {
+		return false, 0, nil
+	}
+	if err := r.reader.Get(ctx, node, &corev1.Node{}); !apierrors.IsNotFound(err) {
+		return false, 0, err
+	}
+	err = r.client.Delete(ctx, &ip, client.Preconditions{UID: &ip.UID, ResourceVersion: &ip.ResourceVersion})
+	if err != nil {
+		return true, 0, client.IgnoreNotFound(err)
+	}
+	log.FromContext(ctx).Info("Deleted RetainedIP: its Node does not exist", "retainedIP", client.ObjectKeyFromObject(&ip),
+		"node", node.Name)
+	return true, 0, nil
 }
 
 // withOwner notes which workload the addresses belong to: the controller of the pod that has them or will get them by

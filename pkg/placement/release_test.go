@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	discoveryfake "k8s.io/client-go/discovery/fake"
@@ -127,9 +128,12 @@ func released(t *testing.T, r *releaser, key types.NamespacedName) *stayputv1alp
 	}
 }
 
+// byNode is the owner of what an agent writes.
+var byNode = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "node"}}
+
 func owned(whenScaled string) *stayputv1alpha1.RetainedIP {
 	return &stayputv1alpha1.RetainedIP{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0.node-1", UID: "ip"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0.node-1", UID: "ip", OwnerReferences: byNode},
 		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0",
 			Retention:  stayputv1alpha1.RetentionWhileOwned,
 			WhenScaled: whenScaled, WhenDeleted: stayputv1alpha1.PolicyRelease},
@@ -243,7 +247,7 @@ func TestAddressesWithoutAPodCostNoRequestsWhileTheirWorkloadWantsThem(t *testin
 				}
 			}
 			c.workload.SetGeneration(1)
-			api := fakeAPI(t, append(c.ips, c.workload)...)
+			api := fakeAPI(t, append(c.ips, c.workload, hometest.Node("node-1", "a"))...)
 			live := &asking{Reader: api}
 			r, _ := testReleaser(t, api, nothing)
 			r.reader = live
@@ -379,3 +383,61 @@ func TestABindingHasTheReleaserLook(t *testing.T) {
 }
 
 func bare(p *corev1.Pod) { p.Annotations = nil }
+
+// As a backup of objects brings them back: without an owner, and perhaps without the node.
+func TestARetainedIPOfANodeThatDoesNotExistIsCollected(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	after := func(d time.Duration, change ...func(*stayputv1alpha1.RetainedIP)) *stayputv1alpha1.RetainedIP {
+		ip := owned(stayputv1alpha1.PolicyRetain)
+		ip.CreationTimestamp, ip.OwnerReferences = metav1.NewTime(now.Add(-d)), nil
+		for _, c := range change {
+			c(ip)
+		}
+		return ip
+	}
+	ofNode := func(ip *stayputv1alpha1.RetainedIP) { ip.OwnerReferences = byNode }
+	released := func(ip *stayputv1alpha1.RetainedIP) { ip.Spec.Release = stayputv1alpha1.ReleaseNow }
+	away := interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+		options ...client.GetOption) error {
+		if _, ok := o.(*corev1.Node); ok {
+			return errors.New("away")
+		}
+		return c.Get(ctx, key, o, options...)
+	}}
+	for name, c := range map[string]struct {
+		ip           *stayputv1alpha1.RetainedIP
+		cached, live []client.Object
+		unreadable   bool
+		gone         bool
+		again        time.Duration
+	}{
+		"for ten minutes":                    {ip: after(orphanedFor), gone: true},
+		"that was to be released":            {ip: after(time.Hour, released), gone: true},
+		"for a minute":                       {ip: after(time.Minute), again: 9 * time.Minute},
+		"by the cache alone":                 {ip: after(time.Hour), live: []client.Object{node}},
+		"but once more":                      {ip: after(time.Hour), cached: []client.Object{node}, live: []client.Object{node}},
+		"that an agent wrote":                {ip: after(time.Hour, ofNode)},
+		"as far as can be read, and no more": {ip: after(time.Hour), unreadable: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := fakeAPI(t, append(c.cached, c.ip)...)
+			r, _ := testReleaser(t, k, nothing)
+			r.now = func() time.Time { return now }
+			live := fakeAPI(t, append(c.live, c.ip.DeepCopy())...)
+			r.reader = live
+			if c.unreadable {
+				r.reader = interceptor.NewClient(live, away)
+			}
+			key := client.ObjectKeyFromObject(c.ip)
+			result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: key})
+			if (err != nil) != c.unreadable || c.again != 0 && result.RequeueAfter != c.again {
+				t.Errorf("again after %s, %v", result.RequeueAfter, err)
+			}
+			err = k.Get(t.Context(), key, &stayputv1alpha1.RetainedIP{})
+			if apierrors.IsNotFound(err) != c.gone {
+				t.Errorf("it is gone: %v, want %v", err, c.gone)
+			}
+		})
+	}
+}

@@ -51,7 +51,7 @@ var mayWrite = map[string]map[string][2]string{
 		"configmaps":                                    {"create", "a policy"},
 		"configmaps stayput-gated-workloads":            {"delete patch", "a policy"},
 		"configmaps stayput-installation":               {"patch", "a policy"},
-		"retainedips stayput.io":                        {"patch", "fields"},
+		"retainedips stayput.io":                        {"delete patch", "fields"},
 		"persistentpodstates apps.kruise.io":            {"create delete patch", "fields"},
 		"persistentpodstates/status apps.kruise.io":     {"patch", "fields"},
 		"namespaces":                                    {"patch", "a policy"},

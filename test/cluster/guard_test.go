@@ -369,6 +369,12 @@ status: {phase: Bound, ips: [10.244.2.8]}
 ---
 apiVersion: stayput.io/v1alpha1
 kind: RetainedIP
+metadata: {name: web-7.node-1, namespace: elsewhere, ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}
+spec: {nodeName: node-1, podName: web-7, retention: 10m}
+status: {phase: Bound, ips: [10.244.1.7]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: RetainedIP
 metadata: {name: db-9.node-2, namespace: guarded}
 spec: {nodeName: node-1, podName: db-9, retention: 10m}
 status: {phase: Bound, ips: [10.244.1.9]}
