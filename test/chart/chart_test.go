@@ -159,6 +159,33 @@ func TestTheAgentLooksWhereThePlatformHasIt(t *testing.T) {
 }
 
 // An agent that was told of another platform names this one's.
+// GKE admits such pods elsewhere only where a quota has them in its scope.
+func TestOnGKEAQuotaAdmitsPodsOfTheCriticalPriorityClasses(t *testing.T) {
+	for values, want := range map[string]bool{"": false, "platform: k3s": false, "platform: gke": true} {
+		for namespace, elsewhere := range map[string]bool{Namespace: true, "kube-system": false} {
+			all := objects(t, namespace, values)
+			var quota corev1.ResourceQuota
+			for _, d := range all {
+				if d.Kind == "ResourceQuota" {
+					must.Do(t, yaml.UnmarshalStrict([]byte(d.Text), &quota))
+				}
+			}
+			if (quota.Name != "") != (want && elsewhere) {
+				t.Errorf("%q in %s: the quota is %q", values, namespace, quota.Name)
+			}
+			if quota.Name == "" {
+				continue
+			}
+			scope := quota.Spec.ScopeSelector.MatchExpressions[0]
+			for name, pod := range podSpecs(t, all) {
+				if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass || !slices.Contains(scope.Values, pod.PriorityClassName) {
+					t.Errorf("%s has the priority class %s, the quota %+v", name, pod.PriorityClassName, scope)
+				}
+			}
+		}
+	}
+}
+
 func TestTheAgentKnowsThePlacesOfEveryPlatform(t *testing.T) {
 	data, err := os.ReadFile("../../deploy/chart/files/platforms.yaml")
 	must.Do(t, err)
