@@ -38,6 +38,8 @@ var policies = []struct {
 	{"MutatingAdmissionPolicy", home.PolicyGateAnnotated, "new pods are not gated and can start anywhere", LevelFail},
 	{"MutatingAdmissionPolicy", home.PolicyGateRecorded,
 		"new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
+	{"MutatingAdmissionPolicy", home.PolicyRestored,
+		"a pod that is restored from a backup is pinned to the node of the original, or refused for its addresses", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-annotations",
 		"invalid annotations are rejected only by the node, when the pod starts", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-addresses",
@@ -89,7 +91,7 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 	kruise := err == nil
 	gates, byPolicies := checkGate(ctx, k, is)
 	for _, p := range policies {
-		if !byPolicies && slices.Contains(home.GatingPolicies, p.name) {
+		if !byPolicies && p.kind == "MutatingAdmissionPolicy" {
 			continue
 		}
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {

@@ -3,6 +3,7 @@ package home
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -100,6 +101,29 @@ func (a Affinity) narrow(t *corev1.NodeSelectorTerm) {
 	for _, r := range a.Required {
 		t.MatchExpressions = and(t.MatchExpressions, r)
 	}
+}
+
+// Unpinned returns the required terms of a pod without what the controller added to them as it pinned the pod to a home,
+// as [stayputv1alpha1.AnnotationPinned] says. Of a copy of the pod the managed fields do not tell. A requirement that the
+// pod itself had as well is taken for ours. A term that has nothing else was ours as a whole.
+func Unpinned(terms []corev1.NodeSelectorTerm, pinned string) (own []corev1.NodeSelectorTerm) {
+	listed := func(prefix, separator, item string) bool {
+		items, ok := strings.CutPrefix(pinned, prefix)
+		return ok && slices.Contains(strings.Split(items, separator), item)
+	}
+	for _, t := range terms {
+		t.MatchFields = slices.DeleteFunc(slices.Clone(t.MatchFields), func(r corev1.NodeSelectorRequirement) bool {
+			return len(r.Values) == 1 && (r.Operator == corev1.NodeSelectorOpIn && pinned == NodeHome(r.Values[0]) ||
+				r.Operator == corev1.NodeSelectorOpNotIn && listed(nodesBut, ", ", r.Values[0]))
+		})
+		t.MatchExpressions = slices.DeleteFunc(slices.Clone(t.MatchExpressions), func(r corev1.NodeSelectorRequirement) bool {
+			return r.Operator == corev1.NodeSelectorOpIn && len(r.Values) == 1 && listed(nodesWith, ",", r.Key+"="+r.Values[0])
+		})
+		if len(t.MatchFields)+len(t.MatchExpressions) > 0 {
+			own = append(own, t)
+		}
+	}
+	return own
 }
 
 // byName requires one node, or rules it out, regardless of its labels: such a requirement has one value. If a node is

@@ -1,6 +1,7 @@
 package home
 
 import (
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -83,6 +84,43 @@ func TestNodesAreRuledOutInEveryTerm(t *testing.T) {
 		for _, term := range merged.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 			if !sameRequirements(term.MatchFields, want) {
 				t.Errorf("merged into %+v", term)
+			}
+		}
+	}
+}
+
+// A backup of objects brings back pods with what the controller added to them, and without their managed fields.
+func TestACopyOfAPinnedPodIsUnpinned(t *testing.T) {
+	term := func(requirements ...corev1.NodeSelectorRequirement) (t corev1.NodeSelectorTerm) {
+		for _, r := range requirements {
+			if r.Key == "metadata.name" {
+				t.MatchFields = append(t.MatchFields, r)
+			} else {
+				t.MatchExpressions = append(t.MatchExpressions, r)
+			}
+		}
+		return t
+	}
+	ssd, away := in("disk", "ssd"), byName(corev1.NodeSelectorOpNotIn, "node-2")
+	for pinned, a := range map[string]Affinity{
+		NodeHome("node-1"):                     {Node: "node-1"},
+		NotNodes([]string{"node-1", "node-3"}): {Without: []string{"node-1", "node-3"}},
+		nodesWith + "rack=r1,zone=a":           {Required: []corev1.NodeSelectorRequirement{in("rack", "r1"), in("zone", "a")}},
+	} {
+		for _, own := range [][]corev1.NodeSelectorTerm{
+			nil, {term(ssd)}, {term(ssd, away), term(in("zone", "a", "b"))}, {term(in("rack", "r2")), term(in("metadata.name", "node-9"))},
+		} {
+			was := &corev1.NodeAffinity{}
+			if own != nil {
+				was.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: own}
+			}
+			merged := a.Merge(was).RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+			before := slices.Clone(merged)
+			if is := Unpinned(merged, pinned); !equality.Semantic.DeepEqual(is, own) {
+				t.Errorf("pinned to %s: %+v, want %+v", pinned, is, own)
+			}
+			if is := Unpinned(merged, NodeHome("node-7")); !equality.Semantic.DeepEqual(is, before) {
+				t.Errorf("pinned to another node: %+v, want %+v", is, before)
 			}
 		}
 	}

@@ -131,7 +131,7 @@ func (p *placing) findHome(d *Decision) {
 	case home != "":
 		d.Home = NodeHome(home)
 	case len(p.required) > 0:
-		d.Home = "nodes with " + spell(p.required)
+		d.Home = nodesWith + spell(p.required)
 	case p.Record.lost(p.Nodes):
 		d.Home = NodeHome(p.Record.State.NodeName)
 	case !d.Affinity.Empty():
@@ -183,6 +183,9 @@ func (p *placing) decideHome(d *Decision, o obstacle) {
 		p.pull(d)
 	case o.reason == "":
 		d.Outcome, d.Affinity.Node = OutcomeHome, p.node
+		if p.node != "" {
+			d.Affinity.Required = nil // that node has these labels, and what is written is what the pod says of its home
+		}
 	case !o.permanent && !p.GivenUp && d.Patience > 0:
 		d.Affinity = Affinity{}
 		d.wait(p.Situation, o)
@@ -243,11 +246,17 @@ func (d *Decision) avoidLost(s Situation) {
 	}
 }
 
+// What begins a home that is known by labels, or by the nodes that it is not.
+const (
+	nodesWith = "nodes with "
+	nodesBut  = "any node but "
+)
+
 // NodeHome writes a node as a home, for people.
 func NodeHome(node string) string { return "node " + node }
 
 // NotNodes writes all nodes but some as a home, for people.
-func NotNodes(nodes []string) string { return "any node but " + strings.Join(nodes, ", ") }
+func NotNodes(nodes []string) string { return nodesBut + strings.Join(nodes, ", ") }
 
 // decidePinned is for a pod that is no longer gated and has no node yet. Only the scheduler can say that there is no
 // room for it; until it has, it may just be slow.

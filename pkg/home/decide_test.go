@@ -250,7 +250,7 @@ func TestDecisions(t *testing.T) {
 		{name: "address and record together",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
 				Record: recordWith([]string{corev1.LabelTopologyZone}, []string{corev1.LabelHostname})},
-			outcome: OutcomeHome, node: "node-1", required: []string{"topology.kubernetes.io/zone=a"}, preferred: 1},
+			outcome: OutcomeHome, node: "node-1", preferred: 1},
 		{name: "the address wins over a record of another place",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-3"},
 				Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},

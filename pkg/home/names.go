@@ -53,6 +53,7 @@ const (
 	PolicyGatePools     = "stayput-gate-pools"    // only with pools, as is the next
 	PolicyDefaultPools  = "stayput-default-pools" // gates nothing, and keeps a label by which PolicyGatePools does
 	PolicyUniqueTarget  = "stayput-unique-target"
+	PolicyRestored      = "stayput-restored" // gates nothing, and is installed where the gating ones are
 )
 
 // GatingPolicies are those that gate pods, and the one that labels namespaces for them. They are not installed where a

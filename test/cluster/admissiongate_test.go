@@ -8,11 +8,16 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -265,5 +270,73 @@ func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
 	}
 	if created < 10 {
 		t.Errorf("only %d pods were created", created)
+	}
+}
+
+// What a backup of objects brings back, or kubectl replace --force makes again, is another pod.
+func TestACopyOfAPodHasNothingThatStayputWroteOnIt(t *testing.T) {
+	g := guardedWith(t, true)
+	copied := func(labels, annotations, spec string) string {
+		pod := ownedPod("guarded", "apps/v1", "StatefulSet", "web", annotations, spec)
+		return strings.Replace(pod, "labels: {", "labels: {"+labels, 1)
+	}
+	const ours, retain = "stayput.io/managed: 'true', ", "stayput.io/retain-ip: 10m"
+	const addresses = `stayput.io/pools: blue, stayput.io/addresses: '[{"interface":"eth0","pool":"blue","mode":"%s","address":"10.6.168.101/16"}]'`
+	required := func(terms string) string {
+		return "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" + terms + "]}}},"
+	}
+	named := func(operator string) string {
+		return "matchFields: [{key: metadata.name, operator: " + operator + ", values: [old-7]}]"
+	}
+	in := func(key, value string) string { return "{key: " + key + ", operator: In, values: [" + value + "]}" }
+	until(t, "the policies", func(ctx context.Context) bool {
+		_, err := create(copied(ours, fmt.Sprintf(addresses, "L2"), ""))(ctx, g, g.admin)
+		return err == nil
+	})
+	for _, c := range []struct {
+		name, pod string
+		gone      string // an annotation
+		terms     string // what is required, as YAML
+		gated     bool
+	}{
+		{"pinned to a node", copied(ours, retain+", stayput.io/pinned: node old-7", required("{"+named("In")+"}")),
+			v1alpha1.AnnotationPinned, "", true},
+		{"kept off a node", copied(ours, retain+", stayput.io/pinned: 'any node but old-6, old-7'", required("{"+named("NotIn")+"}")),
+			v1alpha1.AnnotationPinned, "", true},
+		{"pinned to a node beside affinity of its own", copied(ours, retain+", stayput.io/pinned: node old-7",
+			required("{matchExpressions: ["+in("disk", "ssd")+"], "+named("In")+"}, {matchExpressions: ["+in("disk", "hdd")+"], "+named("In")+"}")),
+			v1alpha1.AnnotationPinned, "[{matchExpressions: [" + in("disk", "ssd") + "]}, {matchExpressions: [" + in("disk", "hdd") + "]}]", true},
+		{"pinned by labels", copied(ours, retain+", stayput.io/pinned: 'nodes with rack=r1,zone=a'",
+			required("{matchExpressions: ["+in("disk", "ssd")+", "+in("rack", "r1")+", "+in("zone", "a")+"]}")),
+			v1alpha1.AnnotationPinned, "[{matchExpressions: [" + in("disk", "ssd") + "]}]", true},
+		{"with a node", copied(ours, fmt.Sprintf(addresses, "L2"), "nodeName: node-1,"), v1alpha1.AnnotationAddresses, "", false},
+		{"with addresses of pools", copied(ours, fmt.Sprintf(addresses, "Routed"), ""), v1alpha1.AnnotationAddresses, "", true},
+		{"with addresses of Calico's", copied(ours, fmt.Sprintf(addresses, "Calico")+`, cni.projectcalico.org/ipAddrs: '["10.6.168.101"]'`, ""),
+			"cni.projectcalico.org/ipAddrs", "", true},
+		{"with another affinity by name", copied(ours, retain+", stayput.io/pinned: node old-8", required("{"+named("In")+"}")),
+			v1alpha1.AnnotationPinned, "[{" + named("In") + "}]", true},
+		{"that Stayput did not write to", copied("", retain, required("{"+named("In")+"}")),
+			v1alpha1.AnnotationPinned, "[{" + named("In") + "}]", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			made, err := create(c.pod)(testContext(t), g, g.admin)
+			must.Do(t, err)
+			if value, is := made.GetAnnotations()[c.gone]; is {
+				t.Errorf("it has %s: %s", c.gone, value)
+			}
+			if gated := slices.Contains(gatesOf(made), v1alpha1.PlacementGate); gated != c.gated {
+				t.Errorf("it is gated: %v, want %v", gated, c.gated)
+			}
+			var pod corev1.Pod
+			must.Do(t, runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &pod))
+			var is, want []corev1.NodeSelectorTerm
+			if a := pod.Spec.Affinity; a != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+				is = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+			}
+			must.Do(t, yaml.Unmarshal([]byte(c.terms), &want))
+			if !equality.Semantic.DeepEqual(is, want) {
+				t.Errorf("it requires %+v, want %+v", is, want)
+			}
+		})
 	}
 }

@@ -118,6 +118,11 @@ object.spec.?schedulingGates.orValue([]).size() > 0 ?
 [JSONPatch{op: "add", path: "/spec/schedulingGates", value: [{"name": "stayput.io/placement"}]}]
 {{- end }}
 
+{{/* Whether a new pod has what Stayput writes on pods, so that it is a copy of one. */}}
+{{- define "stayput.isCopy" -}}
+['stayput.io/addresses', 'stayput.io/pinned'].exists(k, k in object.metadata.?annotations.orValue({}))
+{{- end }}
+
 {{/* Whether a namespace's annotations name pools for its pods (pkg/pool, AsksByDefault). */}}
 {{- define "stayput.namespaceAsks" -}}
 (object.metadata.?annotations[?'stayput.io/pools'].hasValue() ?
