@@ -39,10 +39,12 @@ type review struct {
 		Object    struct {
 			Metadata struct {
 				Labels          present
+				Annotations     written
 				OwnerReferences list[metav1.OwnerReference]
 			}
 			Spec struct {
 				NodeName        string
+				Affinity        affinity
 				SchedulingGates list[corev1.PodSchedulingGate]
 			}
 		}

@@ -32,6 +32,8 @@ const (
 	Path = "/gate"
 	// RecordedPath is for pods that are gated if a PersistentPodState records their workload.
 	RecordedPath = "/gate-recorded"
+	// RestoredPath is for copies of pods, from which it takes what Stayput wrote on those.
+	RestoredPath = "/restored"
 )
 
 // answerWithin is as long as the API server waits (timeoutSeconds in deploy/chart).
@@ -75,9 +77,23 @@ func New(mgr ctrl.Manager, o Options) (*Webhook, error) {
 
 func newHandler(o Options) http.Handler {
 	mux, read := http.NewServeMux(), newReader()
-	mux.Handle(Path, gater{read, o, func(context.Context, *review) (bool, error) { return true, nil }})
-	mux.Handle(RecordedPath, gater{read, o, o.recorded})
+	mux.Handle(Path, handler{read, o.gating(func(context.Context, *review) (bool, error) { return true, nil })})
+	mux.Handle(RecordedPath, handler{read, o.gating(o.recorded)})
+	mux.Handle(RestoredPath, handler{read, copied})
 	return mux
+}
+
+// gating returns a patcher that gates a pod which can be gated, if it is wanted.
+func (o *Options) gating(wanted func(context.Context, *review) (bool, error)) patcher {
+	return func(ctx context.Context, of *review) ([]jsonpatch.Operation, error) {
+		if !of.gateable() || o.Uninstalling() {
+			return nil, nil
+		}
+		if is, err := wanted(ctx, of); err != nil || !is {
+			return nil, err
+		}
+		return gated(of), nil
+	}
 }
 
 // recorded reports whether the workload of a pod is recorded.
@@ -94,36 +110,30 @@ func (o *Options) recorded(ctx context.Context, of *review) (bool, error) {
 	return recorded, nil
 }
 
-// gater answers the API server. An error is no answer, by its status, after which the API server admits the pod as it
+// patcher returns what to change of a pod.
+type patcher func(context.Context, *review) ([]jsonpatch.Operation, error)
+
+// handler answers the API server. An error is no answer, by its status, after which the API server admits the pod as it
 // is: the failurePolicy is Ignore. An answer that does not allow the pod would refuse it.
-type gater struct {
+type handler struct {
 	reader
-	Options
-	// wanted reports whether a pod that can be gated is to be.
-	wanted func(context.Context, *review) (bool, error)
+	patch patcher
 }
 
 // ServeHTTP implements [http.Handler].
-func (g gater) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 	defer cancel()
-	of, status, err := g.read(ctx, w, r)
+	of, status, err := h.read(ctx, w, r)
 	if err != nil {
 		http.Error(w, err.Error(), status)
 		return
 	}
-	var patch []jsonpatch.Operation
-	if of.gateable() && !g.Uninstalling() {
-		wanted, err := g.wanted(ctx, of)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		if wanted {
-			patch = gated(of)
-		}
+	patch, err := h.patch(ctx, of)
+	if err == nil {
+		err = answer(w, of, patch)
 	}
-	if err := answer(w, of, patch); err != nil {
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -17,6 +18,7 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 
@@ -254,4 +256,59 @@ func TestTwoLargeRequestsAreReadAtATimeAndSmallOnesBeside(t *testing.T) {
 			t.Errorf("the next one is answered by %d", code)
 		}
 	})
+}
+
+// The policy stayput-restored does the same: test/cluster has its test.
+func TestACopyOfAPodHasNothingThatStayputWroteOnIt(t *testing.T) {
+	in := func(key, value string) corev1.NodeSelectorRequirement {
+		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+	}
+	ssd := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd")}}
+	pin := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "old-7")}}
+	both := corev1.NodeSelectorTerm{MatchExpressions: ssd.MatchExpressions, MatchFields: pin.MatchFields}
+	pod := func(terms []corev1.NodeSelectorTerm, annotations ...string) *corev1.Pod {
+		return aPod(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{v1alpha1.AnnotationRetainIP: "10m"}
+			for i := 0; i < len(annotations); i += 2 {
+				p.Annotations[annotations[i]] = annotations[i+1]
+			}
+			if terms != nil {
+				p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+					RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+			}
+		})
+	}
+	const l2, ofCalico = `[{"interface":"eth0","mode":"L2"}]`, `[{"interface":"eth0","mode":"Calico"}]`
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		terms []corev1.NodeSelectorTerm
+		kept  []string
+	}{
+		"pinned":                   {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationPinned, "node old-7"), nil, nil},
+		"pinned beside its own":    {pod([]corev1.NodeSelectorTerm{both}, v1alpha1.AnnotationPinned, "node old-7"), []corev1.NodeSelectorTerm{ssd}, nil},
+		"pinned to another node":   {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationPinned, "node b"), []corev1.NodeSelectorTerm{pin}, nil},
+		"pinned, without affinity": {pod(nil, v1alpha1.AnnotationPinned, "node old-7"), nil, nil},
+		"with addresses": {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationAddresses, l2, calicoAddresses, "[]"),
+			[]corev1.NodeSelectorTerm{pin}, []string{calicoAddresses}},
+		"with addresses of Calico's": {pod(nil, v1alpha1.AnnotationAddresses, ofCalico, calicoAddresses, "[]"), nil, nil},
+	} {
+		is := admitted(t, nothing(), RestoredPath, c.pod)
+		var terms []corev1.NodeSelectorTerm
+		if a := is.Spec.Affinity; a != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+			terms = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		}
+		if !equality.Semantic.DeepEqual(terms, c.terms) {
+			t.Errorf("%s: it requires %+v, want %+v", name, terms, c.terms)
+		}
+		if keys := slices.Sorted(maps.Keys(is.Annotations)); !slices.Equal(keys, append(c.kept, v1alpha1.AnnotationRetainIP)) {
+			t.Errorf("%s: it has the annotations %q", name, keys)
+		}
+	}
+	many := make([]corev1.NodeSelectorTerm, listMost)
+	body, err := json.Marshal(map[string]any{"request": map[string]any{
+		"object": pod(many, v1alpha1.AnnotationPinned, "node old-7")}})
+	must.Do(t, err)
+	if w := ask(nothing(), RestoredPath, bytes.NewReader(body)); w.Code == http.StatusOK {
+		t.Errorf("terms of more than %d bytes are answered by %d", listMost, w.Code)
+	}
 }
