@@ -280,8 +280,11 @@ func (d confDir) decide(l Limits, m *memory, now ledger.Instant) plan {
 	}
 	// What it has of others' may be a secret, and another program may have made it readable.
 	mode := first.mode & 0o644
-	if own != nil && own.Same(data) && own.mode&^mode == 0 {
+	switch same := own != nil && own.Same(data); {
+	case same && own.mode&^mode == 0:
 		return plan{}
+	case same:
+		data = own.data // in the way of the program that wrote it, which else would write it again
 	}
 	return plan{write: data, mode: mode}
 }
