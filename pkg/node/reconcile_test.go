@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
 )
@@ -72,5 +73,39 @@ func TestPodsFromBeforeStayputArePromisedBeforeTheFirstCommand(t *testing.T) {
 	}
 	if addrs, err := served[0].List(); err != nil || len(addrs) != 1 || addrs[0].Key == nil {
 		t.Errorf("%+v, %v", addrs, err)
+	}
+}
+
+func TestANetworkThatNoConfigurationNamesIsForgottenOnceItIsEmptyForLong(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		named, runs bool
+		known       int
+	}{{"empty", false, false, 0}, {"a pod runs", false, true, 1}, {"a configuration names it", true, false, 1}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			if c.named {
+				conf := `{"cniVersion":"1.0.0","name":"pods","type":"bridge","ipam":{"type":"stayput","dataDir":"` + w.net.DataDir +
+					`","stateDir":"` + w.a.o.StateDir + `"}}`
+				check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "10-pods.conf"), []byte(conf), 0o644))
+			}
+			s := w.sandbox("c1", "web-0", nil)
+			w.add(s)
+			if c.runs {
+				w.runs(s)
+			} else {
+				w.del(s)
+			}
+			for _, after := range []time.Duration{23 * time.Hour, 25 * time.Hour} {
+				if served, whole := w.a.book.networks.open(); !whole || len(served) != 1 {
+					t.Fatalf("before %s the networks are %v", after, served)
+				}
+				w.clock.SetWall(time.Now().Add(after))
+				check(t, w.reconcile())
+			}
+			if served, whole := w.a.book.networks.open(); !whole || len(served) != c.known {
+				t.Errorf("the networks are %v, want %d", served, c.known)
+			}
+		})
 	}
 }
