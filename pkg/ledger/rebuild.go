@@ -317,7 +317,7 @@ func (r *rebuilder) placeSlot(a netip.Addr) {
 			// Of this boot, but unknown: host-local's, or ours under an index that was lost.
 			e = &entry{att: s.att, boot: r.now.BootID, open: true, addrs: r.boundTo(s.att)}
 			for _, b := range e.addrs { // those in the ranges are last: its promise may be on these alone
-				if hash := r.promised[b]; r.slots[b].ours && hash != "" {
+				if hash := r.promised[b]; r.slots[b].ours && hash != "" && !r.contradicts(e.addrs, r.claims[hash]) {
 					e.claim = hash
 				} else if c := r.newer[b]; r.slots[b].ours && c != nil {
 					e.claim = c.Key.hash()
@@ -332,6 +332,16 @@ func (r *rebuilder) placeSlot(a netip.Addr) {
 			r.steps = append(r.steps, freeSlot{a, s})
 		}
 	}
+}
+
+// contradicts reports whether an attachment has another address in the place of one of a claim: it cannot be the
+// claim's. A command that was killed has freed an address of the claim, and left the others.
+func (r *rebuilder) contradicts(has []netip.Addr, c *Claim) bool {
+	return !within(c.Addrs, has) && slices.ContainsFunc(r.net.Ranges, func(s RangeSet) bool {
+		of := func(addrs []netip.Addr) int { return slices.IndexFunc(addrs, s.allocatable) }
+		i, j := of(c.Addrs), of(has)
+		return i >= 0 && j >= 0 && !slices.Contains(has, c.Addrs[i]) && !slices.Contains(c.Addrs, has[j])
+	})
 }
 
 // stale reports whether an entry explains nothing any more.

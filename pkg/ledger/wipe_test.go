@@ -104,6 +104,33 @@ func TestAWipeGivesNoAddressAwayAndEndsNoPromise(t *testing.T) {
 	}
 }
 
+// A release that was killed has freed one family, which is another pod's by now. The record of the other family says
+// that both are promised: that must not make the other pod the one that its owner waits for.
+func TestALostIndexMakesNoOtherPodTheHolderOfWhatAKilledReleaseLeft(t *testing.T) {
+	for n, hit := 0, true; hit; n++ {
+		w := newWorld(t, testNetwork("10.1.0.0/29", "fd00::/125"))
+		w.net.PromisedShare = 1
+		stopped(w, "web-0", tenMinutes)
+		key := NewKey("net", Pod{Namespace: "default", Name: "web-0"}, *tenMinutes, "eth0")
+		addrs := w.promises[key].addrs
+		hit = w.killAt(n, func() { must.Do(t, w.ledger().Release(key)) })
+		must.Do(t, w.ledger().Prepare())
+		_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "web-1"},
+			Netns: w.newNetns(), Policy: newOne, Requested: addrs[:1]})
+		if err != nil && !errors.Is(err, ErrNotAvailable) {
+			t.Fatal(err)
+		}
+		w.wipe(w.ledger().inState(claimsDir), all)
+		must.Do(t, w.ledger().Prepare())
+		w.wipe(w.ledger().inState(indexDir), all)
+		_, err = w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "web-0"},
+			Netns: w.newNetns(), Policy: tenMinutes})
+		if err != nil {
+			t.Errorf("killed at operation %d: %v", n, err)
+		}
+	}
+}
+
 // An attachment whose addresses were all outside the ranges has got others beside them, and only these are promised.
 func TestALostIndexLeavesAPromiseWithTheOneThatHasOlderAddressesToo(t *testing.T) {
 	for name, next := range map[string]func(w *world, att Attachment){
