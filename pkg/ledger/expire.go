@@ -144,14 +144,18 @@ func (l *Ledger) Drop(a netip.Addr) error {
 			return newerError(s.inState(claimsDir, c.Key.hash()), c.Version)
 		}
 	}
+	steps := []step{freeSlot{a, sl}}
 	for _, c := range claims.claims {
-		if slices.Contains(c.Addrs, a) {
-			steps := []step{putSlot{a, retainedOf(c, s.now, Netns{}).encode(), sl}}
-			if c.Policy.Retention > 0 {
-				steps = append(steps, noteEnd{c.Policy.Duration()})
-			}
-			return s.apply(steps, false)
+		if !slices.Contains(c.Addrs, a) {
+			continue
+		}
+		steps = []step{putSlot{a, retainedOf(c, s.now, Netns{}).encode(), sl}}
+		if c.Policy.Retention > 0 {
+			steps = append(steps, noteEnd{c.Policy.Duration()})
 		}
 	}
-	return s.apply([]step{freeSlot{a, sl}}, false)
+	if err := s.apply(steps, false); err != nil {
+		return err
+	}
+	return s.scan() // an entry that names the address must go before the address is another's
 }

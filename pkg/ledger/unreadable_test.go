@@ -195,3 +195,19 @@ func TestADiskThatFailsAltogetherChangesNothing(t *testing.T) {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }
+
+// What is left in the index of an attachment whose address is free could make it the attachment's again, after a wipe.
+func TestDropLeavesNoEntryThatNamesTheAddress(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	att, addrs, err := w.add("job", ordinary)
+	must.Do(t, err)
+	must.Do(t, w.fs.WriteFile(w.ledger().slotPath(addrs[0]), nil, modeOurs))
+	must.Do(t, w.ledger().Prepare())
+	if e, err := w.ledger().files.entry(att); e == nil || err != nil {
+		t.Fatalf("while the file says nothing: %v, %v", e, err)
+	}
+	must.Do(t, w.ledger().Drop(addrs[0]))
+	if e, err := w.ledger().files.entry(att); e != nil || err != nil {
+		t.Errorf("after Drop: %v, %v", e, err)
+	}
+}
