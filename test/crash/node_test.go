@@ -166,10 +166,10 @@ func (n *node) restore(t testing.TB, files []file) {
 var times = regexp.MustCompile(`"(since|bound|wall|boottime|left|time|took)":("[^"]*"|[0-9]+)|"ino":[0-9]+` +
 	`|^v1 [0-9]{1,18} `)
 
-// mtimes are what a marker says of them, and first is its line that says when the boot's first command ran.
+// mtimes are what a marker says of them, and readings its line that says what the clocks read, behind the boot.
 var (
-	mtimes = regexp.MustCompile(`[0-9]{15,}`)
-	first  = regexp.MustCompile(`(?m)^[0-9]+ [0-9]+$`)
+	mtimes   = regexp.MustCompile(`[0-9]{15,}`)
+	readings = regexp.MustCompile(`(?m)^(\S+) [0-9]+ [0-9]+ [0-9]+$`)
 )
 
 // fingerprint is equal for disks that differ in nothing but when it happened. Of the modification times of the
@@ -192,7 +192,8 @@ func fingerprint(files []file) string {
 					agrees[fmt.Sprint(d.mtime.UnixNano())] = "agrees" // two may be of the same tick
 				}
 			}
-			data = mtimes.ReplaceAllStringFunc(first.ReplaceAllString(data, "first"), func(s string) string { return agrees[s] })
+			data = readings.ReplaceAllString(data, "$1 reading")
+			data = mtimes.ReplaceAllStringFunc(data, func(s string) string { return agrees[s] })
 		}
 		fmt.Fprintf(&b, "%s %v %q\n", f.path, f.mode, data)
 	}
