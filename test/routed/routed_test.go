@@ -4,6 +4,7 @@ package routed
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -51,6 +52,8 @@ type pod struct {
 	node      int
 	ns, name  string
 	addrs     []string // of the cluster's annotation; none: an ordinary one
+	mode      string   // of their pool, empty for Routed
+	gateway   string   // of the pool, if it is not Routed
 	result    json.RawMessage
 	v4, v6    string
 	containID string
@@ -185,8 +188,8 @@ func (f *fabric) conf(node int, p *pod) map[string]any {
 	if len(p.addrs) > 0 {
 		var list []map[string]string
 		for _, a := range p.addrs {
-			list = append(list, map[string]string{"interface": "eth0", "pool": "blue", "mode": "Routed", "address": a,
-				"guard": "guard-1"})
+			list = append(list, map[string]string{"interface": "eth0", "pool": "blue", "mode": cmp.Or(p.mode, "Routed"),
+				"address": a, "gateway": p.gateway, "guard": "guard-1"})
 		}
 		b, err := json.Marshal(list)
 		must.Do(f.t, err)
@@ -526,6 +529,34 @@ func TestARoutedAddressThatCannotWorkIsAClearError(t *testing.T) {
 		if left := f.sh(f.nodes[3], "ip route show proto 84; ip route show 10.244.2.1"); left != "" {
 			t.Errorf("%s: left %s", want, left)
 		}
+	}
+}
+
+// An address of mode L2 has a gateway that is another machine, the API server's even. On none of these networks may the
+// node get it for its own, and pods that come afterwards start as ever.
+func TestANodeNeverTakesTheGatewayOfAPool(t *testing.T) {
+	for name, main := range map[string]map[string]any{
+		"bridge": {"type": "bridge", "isGateway": true}, "default gateway": {"type": "bridge", "isDefaultGateway": true},
+		"ptp": {"type": "ptp"}, "flannel": {"type": "flannel"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFabric(t, programs(t), main)
+			lan := &pod{node: 2, name: "lan", containID: "lan-1", addrs: []string{"172.30.0.201/24"}, mode: "L2",
+				gateway: "172.30.0.1"}
+			lan.ns = nodetest.Netns(t, f.dir, lan.containID)
+			conf := f.conf(2, lan)
+			_, err := f.call("ADD", conf["type"].(string), lan, conf)
+			if err == nil || !strings.Contains(err.Error(), "172.30.0.201 is an address of mode L2") {
+				t.Errorf("ADD: %v", err)
+			}
+			if has := f.sh(f.nodes[2], "ip addr show"); strings.Contains(has, "172.30.0.") {
+				t.Errorf("the node has %s", has)
+			}
+			_, err = f.call("DEL", conf["type"].(string), lan, conf)
+			must.Do(t, err)
+			ordinary := f.start(2, "a1")
+			f.asks("node2", f.nodes[2], ordinary.v4, "a1", "")
+		})
 	}
 }
 
