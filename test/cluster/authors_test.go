@@ -278,7 +278,7 @@ var fields = []struct {
 		{"spec.held.podName", "", ""}, {"spec.held.pool", "", ""}, {"spec.held.mode", "", ""},
 		{"spec.held.interface", "", ""}, {"spec.held.identity", "", ""}, {"spec.held.network", "", ""},
 		{"spec.held.retention", "", ""}, {"spec.held.whenScaled", "", ""}, {"spec.held.whenDeleted", "", ""},
-		{"spec.cannotRoute", `why`, "agent"},
+		{"spec.cannotServe", `{Routed: why}`, "agent"},
 	}},
 	{ppsKind, "web", []field{
 		{"metadata.labels", `{a: b}`, "edit admin controller"},

@@ -254,8 +254,8 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
 	says := func(what string) {
 		t.Helper()
-		until(t, n.Name+" to say that it cannot route: "+what, func(context.Context) bool {
-			is := kubectl(t, c, "get", "podipreport", n.Name, "-o", "jsonpath={.spec.cannotRoute}")
+		until(t, n.Name+" to say whether it can route: "+what, func(context.Context) bool {
+			is := kubectl(t, c, "get", "podipreport", n.Name, "-o", "jsonpath={.spec.cannotServe.Routed}")
 			return what == "" && is == "" || what != "" && strings.Contains(is, what)
 		})
 	}
@@ -272,7 +272,7 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	})
 	until(t, "an Event that says why bound-0 gets no address", func(context.Context) bool {
 		return strings.Contains(kubectl(t, c, "get", "events", "-n", ns, "--field-selector=involvedObject.name=bound-0"),
-			"its node "+n.Name+" cannot route addresses of pool far")
+			"its node "+n.Name+" cannot serve pool far (mode Routed): ")
 	})
 	must.Do(t, n.SetNetworks(testContext(t), lab.Network{IPAM: ipam, Annotations: true}))
 	says("")
