@@ -145,6 +145,8 @@ var attempts = func() []attempt {
 			"may change only the annotations, node affinity, "},
 		{"the controller changes a label of a pod", asController,
 			merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`), "may change only the annotations, node affinity, "},
+		{"the controller labels a pod as Stayput's", asController,
+			merge(podKind, "waiting", `{metadata: {labels: {stayput.io/managed: "true"}}}`), ""},
 		{"the controller removes a label of a pod", asController,
 			merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change only the annotations, node affinity, "},
 		// Not the ordinary write, which the policy does not look at further.

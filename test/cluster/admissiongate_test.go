@@ -149,6 +149,34 @@ func gatesOf(pod *unstructured.Unstructured) (names []string) {
 	return names
 }
 
+const managedLabel = "stayput.io/managed"
+
+// The controller sees no other pods.
+func TestTheWriteThatGatesAPodLabelsIt(t *testing.T) {
+	g := guardedWith(t, true)
+	for name, pod := range map[string]string{
+		"with labels":             ownedPod("guarded", "apps/v1", "StatefulSet", "web", "stayput.io/retain-ip: 10m", ""),
+		"without labels":          fmt.Sprintf(newPod, "stayput.io/retain-ip: 10m"),
+		"of a recorded workload":  ownedPod("guarded", "apps/v1", "StatefulSet", "db", "", ""),
+		"of a namespace's pools":  ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", ""),
+		"with another value":      strings.Replace(fmt.Sprintf(newPod, "stayput.io/retain-ip: 10m"), "metadata: {", `metadata: {labels: {stayput.io/managed: "?"}, `, 1),
+		"whose template is gated": ownedPod("guarded", "apps/v1", "StatefulSet", "web", "stayput.io/retain-ip: 10m", "schedulingGates: [{name: stayput.io/placement}],"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			until(t, "the label", func(ctx context.Context) bool { // policies take effect within seconds
+				made, err := create(pod)(ctx, g, g.admin)
+				must.Do(t, err)
+				return made.GetLabels()[managedLabel] == "true" && slices.Contains(gatesOf(made), "stayput.io/placement")
+			})
+		})
+	}
+	made, err := create(ownedPod("guarded", "apps/v1", "StatefulSet", "web", "", ""))(testContext(t), g, g.admin)
+	must.Do(t, err)
+	if _, is := made.GetLabels()[managedLabel]; is {
+		t.Error("a pod that asks for nothing has the label")
+	}
+}
+
 func TestOnlyPodsThatMayHaveAHomeAreGated(t *testing.T) {
 	g := guardedWith(t, true)
 	for _, p := range slices.SortedFunc(slices.Values(gateAttempts), func(a, b gateAttempt) int {

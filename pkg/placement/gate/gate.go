@@ -18,7 +18,9 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// ManagedLabel, with the value Managed, is on every pod that was gated: the write that adds the gate adds it too.
+// ManagedLabel, with the value Managed, is on the pods that Stayput places: what gates a pod adds it in the same write. The
+// controller watches the pods that have it, whatever its value. People may take it off a pod, and put it on any: that a
+// pod lacks it says nothing of the pod.
 const (
 	ManagedLabel = "stayput.io/managed"
 	Managed      = "true"
