@@ -40,20 +40,20 @@ var law = []rule{
 	{pkg: "pkg/pool", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
 	{pkg: "pkg/apiwatch", never: clients},
 	{pkg: "pkg/wire", never: clients},
+	{pkg: "pkg/apilist", never: clients},
 	{pkg: "pkg/uninstall", uses: []string{"pkg/api", "pkg/apiwatch"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
 	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger", "pkg/link"}, never: clients},
 	{pkg: "pkg/node/wake", never: clients},
-	{pkg: "pkg/node/apilist", never: clients},
 	{pkg: "pkg/node/apiserver", uses: []string{"pkg/api"}, never: allClients},
 	{pkg: "pkg/node/route", uses: []string{"pkg/link", "pkg/node/wake"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
 		pkg: "pkg/node/retainedip",
 		uses: []string{
-			"pkg/retention", "pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/apilist",
+			"pkg/retention", "pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/apilist",
 			"pkg/node/apiserver",
 		},
 		never: allClients,
@@ -63,7 +63,7 @@ var law = []rule{
 		uses: []string{
 			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri",
 			"pkg/node/hostnet",
-			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver", "pkg/apiwatch", "pkg/wire",
+			"pkg/node/wake", "pkg/apilist", "pkg/node/apiserver", "pkg/apiwatch", "pkg/wire",
 		},
 		never: allClients,
 	},
@@ -89,8 +89,12 @@ var law = []rule{
 	},
 
 	// The controller. It knows addresses by RetainedIPs and PodIPs only.
-	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home", "pkg/pool", "pkg/wire"}, never: addresses},
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
+	{
+		pkg:   "pkg/placement/cluster",
+		uses:  []string{"pkg/api", "pkg/apilist", "pkg/home", "pkg/pool", "pkg/placement/gate"},
+		never: addresses,
+	},
 	{
 		pkg:   "pkg/placement/webhook",
 		uses:  []string{"pkg/api", "pkg/home", "pkg/placement/gate"},

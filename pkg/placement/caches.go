@@ -6,11 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -24,6 +20,7 @@ import (
 // there the placer asks the API server for those of one pod. Other reads of what the cache does not have yet wait.
 type caches struct {
 	cache.Cache
+	pods func(selector string) toolscache.ListerWatcher
 
 	mu    sync.Mutex
 	first []toolscache.InformerSynced
@@ -31,8 +28,11 @@ type caches struct {
 
 // open makes the cache; it is a cache.NewCacheFunc.
 func (c *caches) open(config *rest.Config, o cache.Options) (cache.Cache, error) {
-	o.NewInformer = c.newInformer
-	var err error
+	pods, err := cluster.NewPods(config, o.HTTPClient)
+	if err != nil {
+		return nil, err
+	}
+	c.pods, o.NewInformer = pods.ListWatch, c.newInformer
 	c.Cache, err = cache.New(config, o)
 	return c, err
 }
@@ -50,10 +50,12 @@ func (c *caches) filled(ctx context.Context) bool { return c.Cache.WaitForCacheS
 
 func (c *caches) newInformer(from toolscache.ListerWatcher, of runtime.Object, resync time.Duration,
 	indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+	var informer toolscache.SharedIndexInformer
 	if _, ok := of.(*cluster.Pod); ok {
-		from = paged{from, toolscache.ToListerWatcherWithContext(from)}
+		informer = newPodInformer(c.pods, resync, indexers)
+	} else {
+		informer = toolscache.NewSharedIndexInformer(from, of, resync, indexers)
 	}
-	informer := toolscache.NewSharedIndexInformer(from, of, resync, indexers)
 	switch of.(type) {
 	case *cluster.Pod, *corev1.Node:
 		c.mu.Lock()
@@ -63,48 +65,6 @@ func (c *caches) newInformer(from toolscache.ListerWatcher, of runtime.Object, r
 		return lateInformer{informer, c}
 	}
 	return informer
-}
-
-// paged lists what there may be very many of, page by page. That takes the API server and the controller half the time
-// of a watch that begins with every object (WatchList) and, unlike one list of them all, little memory of either.
-type paged struct {
-	toolscache.ListerWatcher
-	from toolscache.ListerWatcherWithContext
-}
-
-// pageSize is some MiB of pods. An API server prices a list by as many.
-const pageSize = 2000
-
-// IsWatchListSemanticsUnSupported makes a reflector list.
-func (paged) IsWatchListSemanticsUnSupported() bool { return true }
-
-func (p paged) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	return p.from.WatchWithContext(ctx, options)
-}
-
-// ListWithContext returns all objects as they are now: it ignores the version that the options ask for. A page that
-// expires is an error, and makes a reflector begin again.
-func (p paged) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	options.Limit, options.ResourceVersion, options.ResourceVersionMatch = pageSize, "", ""
-	all := &metainternalversion.List{}
-	for {
-		page, err := p.from.ListWithContext(ctx, options)
-		if err != nil {
-			return nil, err
-		}
-		of, err := meta.ListAccessor(page)
-		if err != nil {
-			return nil, err
-		}
-		objects, err := meta.ExtractListWithAlloc(page) // else each keeps its page in memory
-		if err != nil {
-			return nil, err
-		}
-		all.Items, all.ResourceVersion = append(all.Items, objects...), of.GetResourceVersion()
-		if options.Continue = of.GetContinue(); options.Continue == "" {
-			return all, nil
-		}
-	}
 }
 
 // lateInformer is an informer that begins once the first ones are synced.

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"context"
-	"strconv"
 	"testing"
 	"testing/synctest"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/test/must"
 )
 
 // listed is an API server that has a list, which never changes.
@@ -35,12 +35,14 @@ func (listed) IsWatchListSemanticsUnSupported() bool { return true }
 
 func TestRetainedIPsAreReadOncePodsAndNodesAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c caches
+		c := caches{pods: func(string) toolscache.ListerWatcher {
+			return serves(&corev1.PodList{Items: []corev1.Pod{*hometest.Pod()}})
+		}}
 		ctx, end := context.WithCancel(t.Context())
 		retained := c.newInformer(serves(&stayputv1alpha1.RetainedIPList{Items: []stayputv1alpha1.RetainedIP{
 			*keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)}}), &stayputv1alpha1.RetainedIP{}, 0, nil)
-		pods := c.newInformer(serves(&cluster.PodList{Items: []cluster.Pod{*cluster.PodOf(hometest.Pod())}}),
-			&cluster.Pod{}, 0, nil)
+		pods := c.newInformer(nil, &cluster.Pod{}, 0, nil)
+		must.Do(t, pods.SetTransform(cluster.Keep))
 		nodes := c.newInformer(serves(&corev1.NodeList{Items: []corev1.Node{*hometest.Node("node-1", "a")}}),
 			&corev1.Node{}, 0, nil)
 		goes := func(i toolscache.SharedIndexInformer) { go i.RunWithContext(ctx) }
@@ -88,45 +90,5 @@ func TestAPodIsBroughtHomeBeforeTheCacheHasTheRetainedIPs(t *testing.T) {
 				t.Errorf("asked %v", asked)
 			}
 		})
-	}
-}
-
-func TestPodsAreListedPageByPage(t *testing.T) {
-	const all = 2*pageSize + 1
-	asked := 0
-	lists := func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		asked++
-		if o.Limit != pageSize || o.ResourceVersion != "" {
-			t.Errorf("asked for %+v", o)
-		}
-		from, _ := strconv.Atoi(o.Continue)
-		page := &cluster.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
-		for i := from; i < min(all, from+pageSize); i++ {
-			pod := hometest.Pod()
-			pod.Name = "pod-" + strconv.Itoa(i)
-			page.Items = append(page.Items, *cluster.PodOf(pod))
-		}
-		if next := from + pageSize; next < all {
-			page.Continue = strconv.Itoa(next)
-		}
-		return page, nil
-	}
-	watched := make(chan string, 1)
-	watches := func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
-		if o.SendInitialEvents != nil {
-			t.Error("the watch is to begin with all pods")
-		}
-		watched <- o.ResourceVersion
-		return watch.NewFake(), nil
-	}
-	var c caches
-	pods := c.newInformer(&toolscache.ListWatch{ListWithContextFunc: lists, WatchFuncWithContext: watches}, &cluster.Pod{},
-		0, nil)
-	go pods.RunWithContext(t.Context())
-	if !c.WaitForCacheSync(t.Context()) || len(pods.GetStore().ListKeys()) != all || asked != 3 {
-		t.Errorf("%d pods by %d lists", len(pods.GetStore().ListKeys()), asked)
-	}
-	if version := <-watched; version != "7" {
-		t.Errorf("watched from version %q", version)
 	}
 }

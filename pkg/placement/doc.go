@@ -15,7 +15,7 @@
 //
 //	placer.go    the loop that places pods; memory.go what it remembers of them
 //	release.go   addresses that no workload wants any more; owner.go which workload they belong to
-//	manager.go   all of it together; strip.go what the caches keep
+//	manager.go   all of it together; strip.go what the caches keep; pods.go which pods they have
 //	podip        addresses of pools: which a pod gets, and when they are free
 //	cluster      pods as the caches keep them, and nodes and workloads as the rules ask for them
 //	podstate     PersistentPodStates: generating, recording, gating, stepping aside for OpenKruise

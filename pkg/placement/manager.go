@@ -130,7 +130,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 			Scheme:           cacheScheme,
 			DefaultTransform: stripRest, // also of what the API server may not serve, which must not stand below
 			ByObject: map[client.Object]cache.ByObject{
-				&cluster.Pod{}:                {Transform: asItIs},
+				&cluster.Pod{}:                {Transform: cluster.Keep},
 				&corev1.Node{}:                {Transform: stripNode},
 				&appsv1.StatefulSet{}:         {Transform: stripStatefulSet},
 				&stayputv1alpha1.RetainedIP{}: {Transform: retainedIPStripper()},
@@ -258,7 +258,12 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		owners: newOwners(), memory: memory, now: time.Now,
 		events: cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)),
 	}
-	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
+	pods, err := cluster.NewPods(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return err
+	}
+	label := &labeller{client: mgr.GetClient(), list: pods.Each}
+	if err := errors.Join(place.setUp(mgr), free.setUp(mgr), mgr.Add(label)); err != nil {
 		return err
 	}
 

@@ -110,7 +110,7 @@ func (m *memory) changeLocked(pod types.NamespacedName, change func(*podRecord))
 func (m *memory) handler() cache.ResourceEventHandler {
 	seen := func(is any) {
 		if pod, ok := is.(*cluster.Pod); ok && (pod.Node() == "" || pod.Rejected() || m.remembers(pod)) {
-			m.seen(pod.Core())
+			m.seen(pod.Brief())
 		}
 	}
 	return cache.ResourceEventHandlerDetailedFuncs{
@@ -126,7 +126,7 @@ func (m *memory) handler() cache.ResourceEventHandler {
 			switch {
 			case !okWas || !okIs:
 			case was.GetUID() != pod.GetUID(): // it was deleted, and made again, while there was no watch
-				m.deleted(was.Core())
+				m.deleted(was.Brief())
 			case was.Rejected():
 				return // that was seen
 			}
@@ -137,7 +137,7 @@ func (m *memory) handler() cache.ResourceEventHandler {
 				was = gone.Obj
 			}
 			if pod, ok := was.(*cluster.Pod); ok {
-				m.deleted(pod.Core())
+				m.deleted(pod.Brief())
 			}
 		},
 	}

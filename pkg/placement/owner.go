@@ -75,7 +75,7 @@ func (h podEvents) Delete(ctx context.Context, e event.DeleteEvent,
 
 func (r *releaser) remember(pod *cluster.Pod) {
 	r.owners.Add(client.ObjectKeyFromObject(pod),
-		lastOwner{metav1.GetControllerOf(pod), r.heirs(pod.Core())}, ownersKept)
+		lastOwner{metav1.GetControllerOf(pod), r.heirs(pod.Brief())}, ownersKept)
 }
 
 // workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.

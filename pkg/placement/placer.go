@@ -179,8 +179,7 @@ func undecided(o client.Object) bool {
 	if !ok || p.Node() != "" {
 		return false
 	}
-	pod := p.Core()
-	return home.Gated(pod) || home.Pinned(pod)
+	return p.Gated() || p.Pinned()
 }
 
 // undecidedPods includes the change by which a pod becomes decided.
@@ -240,7 +239,7 @@ func (p *placer) sayFailure(ctx context.Context, key types.NamespacedName, err e
 	if p.cache.Get(ctx, key, &cached) != nil || !undecided(&cached) {
 		return // without the pod there is none to tell, and what failed is logged
 	}
-	pod := cached.Core()
+	pod := cached.Brief()
 	if lasts := p.memory.fails(pod); lasts >= cluster.SayFailureAfter {
 		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPlaced, cluster.NotPlaced(err))
 	}
@@ -408,15 +407,13 @@ func (p *placer) left(ctx context.Context, r *stayputv1alpha1.RetainedIP, nodes 
 	if r.Status.Phase != stayputv1alpha1.PhaseBound || node == nil || !home.NodeReady(node) {
 		return false
 	}
-	var pod cluster.Pod
-	err := p.cache.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}, &pod,
-		client.UnsafeDisableDeepCopy)
-	if err != nil {
-		return apierrors.IsNotFound(err)
+	pod, err := cluster.PodNamed(ctx, p.cache, p.live, types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName})
+	if err != nil || pod == nil {
+		return err == nil
 	}
-	phase := pod.Core().Status.Phase
+	phase := pod.Brief().Status.Phase
 	return phase == corev1.PodSucceeded || phase == corev1.PodFailed ||
-		r.Status.PodUID != "" && string(pod.GetUID()) != r.Status.PodUID
+		r.Status.PodUID != "" && string(pod.UID) != r.Status.PodUID
 }
 
 // retained lists RetainedIPs by a field of the cache's indexes: from the cache if it has them, else from the API

@@ -126,7 +126,7 @@ func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) 
 	}
 	owner := metav1.GetControllerOf(&pod)
 	return owner != nil && string(owner.UID) == ip.Spec.Workload.UID &&
-		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.heirs(pod.Core()))
+		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.heirs(pod.Brief()))
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
@@ -169,12 +169,8 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	if ip.Spec.Release != "" || !ip.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	var pod *corev1.Pod
-	var cached cluster.Pod
-	switch err := r.cache.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, &cached); {
-	case err == nil:
-		pod = cached.Core()
-	case !apierrors.IsNotFound(err):
+	pod, err := r.podOf(ctx, &ip)
+	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s: %w", req, err)
 	}
 	news := !home.Scheduled(&ip) && r.memory.scheduled(&ip, pod)
@@ -225,6 +221,20 @@ func (r *releaser) collect(ctx context.Context, cached *stayputv1alpha1.Retained
 	log.FromContext(ctx).Info("Deleted RetainedIP: its Node does not exist", "retainedIP", client.ObjectKeyFromObject(&ip),
 		"node", node.Name)
 	return true, 0, nil
+}
+
+// podOf returns the pod of addresses, nil if there is none. The cache may lack a pod that has its addresses, such as one
+// from before Stayput.
+func (r *releaser) podOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (*corev1.Pod, error) {
+	live := r.reader
+	if ip.Status.Phase == stayputv1alpha1.PhaseRetained {
+		live = nil
+	}
+	pod, err := cluster.PodNamed(ctx, r.cache, live, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName})
+	if err != nil || pod == nil {
+		return nil, err
+	}
+	return pod.Brief(), nil
 }
 
 // withOwner notes which workload the addresses belong to: the controller of the pod that has them or will get them by
@@ -350,7 +360,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	w := ip.Spec.Workload
 	keep := pool.Keep{WhileOwned: true, Scaled: whenScaled, Deleted: whenDeleted} // the node knows until when
 	is, retry, err := r.workloads.Wanted(ctx, ip.Namespace, *w, ip.Spec.PodName, keep,
-		func() ([]string, error) { return r.siblings(ctx, ip) })
+		func() (cluster.Siblings, error) { return r.siblings(ctx, ip) })
 	if apierrors.IsForbidden(err) {
 		log.FromContext(ctx).Info("Keeping addresses of a workload that the controller may not read", "err", err)
 		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
@@ -423,15 +433,18 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP, e
 	return reconcile.Result{}, r.apply(ctx, ip, workload, false)
 }
 
-// siblings returns the names of the pods that have addresses of the same workload.
-func (r *releaser) siblings(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (names []string, err error) {
+// siblings returns the pods that have addresses of the same workload.
+func (r *releaser) siblings(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (of cluster.Siblings, err error) {
 	var list stayputv1alpha1.RetainedIPList
 	err = r.client.List(ctx, &list, client.InNamespace(ip.Namespace),
 		client.MatchingFields{retainedByWorkload: workloadKey(workloadOf(ip))}, client.UnsafeDisableDeepCopy)
 	for i := range list.Items {
-		names = append(names, list.Items[i].Spec.PodName)
+		of.All = append(of.All, list.Items[i].Spec.PodName)
+		if list.Items[i].Status.Phase == stayputv1alpha1.PhaseBound {
+			of.Bound = append(of.Bound, list.Items[i].Spec.PodName)
+		}
 	}
-	return names, err
+	return of, err
 }
 
 // apply writes the fields of a RetainedIP that the controller owns: spec.scheduled as ip has it, the workload, which is

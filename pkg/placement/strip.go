@@ -239,6 +239,3 @@ func retainedIPStripper() func(any) (any, error) {
 		return ip, nil
 	}
 }
-
-// asItIs is for objects that are stripped as they are read: see cluster.Pod.
-func asItIs(o any) (any, error) { return o, nil }

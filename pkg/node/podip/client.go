@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apilist"
 	"github.com/stayput/stayput/pkg/apiwatch"
-	"github.com/stayput/stayput/pkg/node/apilist"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/pkg/wire"

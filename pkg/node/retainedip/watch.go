@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/node/apilist"
+	"github.com/stayput/stayput/pkg/apilist"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 

@@ -1,11 +1,11 @@
 package cluster
 
 import (
-	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-	"time"
+	"sync"
 	"unique"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -18,30 +18,44 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/wire"
+	"github.com/stayput/stayput/pkg/placement/gate"
 )
 
-// Pod is what the caches keep of a pod. They have every pod of the cluster, and few pods wait to be placed: of a pod
-// that has a node they keep little more than its name, read off the wire without decoding the rest.
-//
-// It is read-only, and what has no method here is not kept: asking for it panics.
+// Pod is what the caches keep of a pod: what a decision may depend on. It is read-only, and its ObjectMeta has nothing
+// of a pod that no rule reads.
 type Pod struct {
-	metav1.Object // nil
-
-	name, version, uid, ip      string
-	namespace, node, phase      unique.Handle[string]
-	labels, annotations, owners unique.Handle[string] // fields of ObjectMeta on the wire; many pods have the same
-
-	created, deleted, started, readied int64 // Unix time in seconds, 0 if that is unknown or has not happened
-	ready, sandboxless, hostNetwork    bool
-
-	rejected *corev1.PodStatus // what the kubelet says that did not admit the pod, nil if one did
-	waiting  *corev1.Pod       // the pod, as far as the rules ask for it, if it has no node
-	tooLong  bool              // what the rules ask for is too long to be kept
+	metav1.ObjectMeta // without labels and owners, which GetLabels and GetOwnerReferences return
+	controller        unique.Handle[metav1.OwnerReference]
+	labels            [len(keptLabels)]string
+	labelled          [len(keptLabels)]bool
+	node, ip          string
+	phase             corev1.PodPhase
+	started           *metav1.Time
+	ready             *metav1.Time // since when it is, nil if it is not
+	sandboxless       bool
+	hostNetwork       bool
+	rejected          *corev1.PodStatus // what the kubelet says that did not admit the pod, nil if one did
+	waiting           *waiting          // nil if the pod has a node
 }
 
-// The most that is kept of one pod beside its name and its like. Without it, a user who may create pods could fill the
-// memory of every controller, and then no pod would be placed.
+// keptLabels are the labels that are kept.
+var keptLabels = [...]string{appsv1.PodIndexLabel, gate.ManagedLabel}
+
+// waiting is what is kept of a pod without a node.
+type waiting struct {
+	gates      []corev1.PodSchedulingGate
+	pinned     bool
+	preemption *corev1.PreemptionPolicy
+	status     corev1.PodStatus
+	// where is a PodSpec as a protobuf message, with what says where the pod may go. It is decoded for a decision only:
+	// a term of two bytes takes dozens then.
+	where []byte
+	// tooLong says that where is longer than waitingMost, and is not kept.
+	tooLong bool
+}
+
+// The most bytes that are kept of one pod beside its name and its like. Without it, a user who may create pods could
+// fill the memory of every controller, and then no pod would be placed.
 const (
 	// waitingMost is for what says where a pod without a node may go, and its own annotations.
 	waitingMost = 64 << 10
@@ -52,15 +66,15 @@ const (
 	notedMost = 1 << 10
 	// managedMost and messageMost are for one managed field and what the scheduler or a kubelet says.
 	managedMost, messageMost = 4 << 10, 1 << 10
+	// nameMost is for each string by which an owner is known: longer than any name can be.
+	nameMost = 512
+	// gatesMost is how many gates are kept.
+	gatesMost = 16
 )
 
 // TooLongNote says so for people.
 const TooLongNote = "its node affinity, node selector, tolerations and stayput annotations exceed 64 KiB in total, " +
 	"which the controller does not cache"
-
-// TooLong reports whether what decides where the pod may go is too long to be kept: its placement must not depend on
-// that. Only a pod without a node can be.
-func (p *Pod) TooLong() bool { return p.tooLong }
 
 // PodList is a list of Pods.
 type PodList struct {
@@ -68,41 +82,192 @@ type PodList struct {
 	Items []Pod
 }
 
-// PodOf returns what the caches keep of a pod.
+// PodOf returns what the caches keep of a pod. It shares nothing large with it.
 func PodOf(pod *corev1.Pod) *Pod {
-	p := &Pod{}
-	message, err := pod.Marshal()
-	if err == nil {
-		err = p.Unmarshal(message)
+	p := &Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+			CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
+		},
+		node: pod.Spec.NodeName, hostNetwork: pod.Spec.HostNetwork, phase: pod.Status.Phase,
 	}
-	if err != nil {
-		panic(err) // a decoded pod can be encoded
+	for i, key := range keptLabels {
+		p.labels[i], p.labelled[i] = pod.Labels[key], has(pod.Labels, key)
+	}
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
+		p.controller = unique.Make(OwnerOf(owner))
+	}
+	if p.node == "" {
+		p.keepWaiting(pod)
+		return p
+	}
+	p.keepAnnotations(pod)
+	p.ip, p.started = pod.Status.PodIP, pod.Status.StartTime
+	// Why a pod failed is kept only if its kubelet did not admit it, which the containers tell.
+	if _, rejected := home.Rejected(pod); rejected {
+		p.rejected = &corev1.PodStatus{Reason: bounded(pod.Status.Reason), Message: bounded(pod.Status.Message)}
+	}
+	for _, c := range pod.Status.Conditions {
+		switch {
+		case c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue:
+			p.ready = &metav1.Time{Time: c.LastTransitionTime.Time}
+		case c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse:
+			p.sandboxless = true
+		}
 	}
 	return p
 }
 
+// OwnerOf returns what is kept of an owner. One with a name that is longer than any can be does not exist: it is kept
+// under a shorter one that is still too long.
+func OwnerOf(owner *metav1.OwnerReference) metav1.OwnerReference {
+	kept := metav1.OwnerReference{
+		APIVersion: cut(owner.APIVersion), Kind: cut(owner.Kind), Name: cut(owner.Name), UID: types.UID(cut(string(owner.UID))),
+	}
+	if owner.Controller != nil {
+		kept.Controller = &isController
+	}
+	return kept
+}
+
+var isController = true
+
+func has(m map[string]string, key string) bool {
+	_, ok := m[key]
+	return ok
+}
+
+func cut(s string) string {
+	if len(s) > nameMost {
+		return strings.Clone(s[:nameMost])
+	}
+	return s
+}
+
+// keepAnnotations keeps, of a pod that has a node, the annotations that stayput reads and, if it may come back under its
+// name, those that a PersistentPodState may name.
+func (p *Pod) keepAnnotations(pod *corev1.Pod) {
+	_, told := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
+	owner := metav1.GetControllerOf(p)
+	comesBack := owner != nil && keepsNames(owner.APIVersion, owner.Kind)
+	left := map[bool]int{true: oursMost, false: othersMost}
+	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
+		value, ours := pod.Annotations[key], readOfAll(key)
+		size := len(key) + len(value)
+		switch {
+		case key == stayputv1alpha1.AnnotationAddresses:
+		case slices.Contains(notes, key):
+			if size > notedMost || !comesBack && !told {
+				continue
+			}
+		case !ours && !comesBack, size > left[ours]:
+			continue
+		default:
+			left[ours] -= size
+		}
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, value)
+	}
+	if !told { // else no other pod has the same
+		p.Annotations = alike.one(p.Annotations)
+	}
+}
+
+// keepWaiting keeps what the placement of a pod without a node depends on, but nothing that says where it may go if
+// that is too long.
+func (p *Pod) keepWaiting(pod *corev1.Pod) {
+	w := &waiting{gates: pod.Spec.SchedulingGates, pinned: home.Pinned(pod), preemption: pod.Spec.PreemptionPolicy,
+		status: corev1.PodStatus{Reason: cut(pod.Status.Reason), NominatedNodeName: cut(pod.Status.NominatedNodeName)}}
+	p.waiting = w
+	p.ManagedFields = slices.Clone(home.PinnedBy(pod))
+	for i := range p.ManagedFields {
+		if f := &p.ManagedFields[i]; f.Size() > managedMost {
+			*f = home.PinnedField
+		}
+	}
+	if len(w.gates) > gatesMost { // whether ours is one of them, and the last one, is all that matters then
+		w.gates = w.gates[:1:1]
+		if home.Gated(pod) {
+			w.gates = append(w.gates, corev1.PodSchedulingGate{Name: stayputv1alpha1.PlacementGate})
+		}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			c.Message = bounded(c.Message)
+			w.status.Conditions = append(w.status.Conditions, c)
+		}
+	}
+	size, asks := 0, false
+	for key, value := range pod.Annotations {
+		if readOfAll(key) {
+			metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, value)
+			size += len(key) + len(value)
+			asks = asks || key == stayputv1alpha1.AnnotationPools || strings.HasPrefix(key, spiderpoolPrefix)
+		}
+	}
+	where := corev1.PodSpec{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		where.Affinity = &corev1.Affinity{NodeAffinity: a.NodeAffinity}
+	}
+	if w.tooLong = size+where.Size() > waitingMost; !w.tooLong {
+		w.where = encode(&where)
+		return
+	}
+	addresses, told := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
+	p.Annotations = nil
+	if told {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, stayputv1alpha1.AnnotationAddresses, addresses)
+	}
+	if asks { // it must not be taken for a pod that asks for none
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, stayputv1alpha1.AnnotationPools, "(too long)")
+	}
+}
+
+// bounded returns the beginning of what a component says of a pod.
+func bounded(message string) string {
+	return strings.ToValidUTF8(strings.Clone(message[:min(len(message), messageMost)]), "")
+}
+
+func encode(spec *corev1.PodSpec) []byte {
+	message, err := spec.Marshal()
+	if err != nil {
+		panic(err) // what was decoded can be encoded
+	}
+	return message
+}
+
 // Core returns a copy of the pod with all that is kept.
 func (p *Pod) Core() *corev1.Pod {
-	if p.waiting != nil {
-		return p.waiting.DeepCopy()
+	pod := p.Brief()
+	if p.waiting != nil && len(p.waiting.where) > 0 {
+		var where corev1.PodSpec
+		if err := where.Unmarshal(p.waiting.where); err != nil {
+			panic(err) // encode made it
+		}
+		pod.Spec.Affinity, pod.Spec.NodeSelector, pod.Spec.Tolerations = where.Affinity, where.NodeSelector, where.Tolerations
 	}
+	return pod
+}
+
+// Brief returns the same as Core but node affinity, node selector and tolerations, which may be large.
+func (p *Pod) Brief() *corev1.Pod {
 	pod := &corev1.Pod{
-		ObjectMeta: p.meta(p.labels, p.annotations, p.owners),
-		Spec:       corev1.PodSpec{NodeName: p.Node(), HostNetwork: p.hostNetwork},
-		Status: corev1.PodStatus{
-			Phase: corev1.PodPhase(valueOf(p.phase)), PodIP: p.ip, StartTime: timeAt(p.started),
-		},
+		ObjectMeta: *p.ObjectMeta.DeepCopy(),
+		Spec:       corev1.PodSpec{NodeName: p.node, HostNetwork: p.hostNetwork},
 	}
-	pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion = p.GetNamespace(), p.name, p.GetUID(), p.version
-	pod.CreationTimestamp, pod.DeletionTimestamp = p.GetCreationTimestamp(), p.GetDeletionTimestamp()
+	pod.Labels, pod.OwnerReferences = p.GetLabels(), p.GetOwnerReferences()
+	if w := p.waiting; w != nil {
+		pod.Spec.SchedulingGates, pod.Spec.PreemptionPolicy = slices.Clone(w.gates), w.preemption
+		w.status.DeepCopyInto(&pod.Status)
+		pod.Status.Phase = p.phase
+		return pod
+	}
+	pod.Status = corev1.PodStatus{Phase: p.phase, PodIP: p.ip, StartTime: p.started.DeepCopy()}
 	if p.rejected != nil {
 		pod.Status.Reason, pod.Status.Message = p.rejected.Reason, p.rejected.Message
 	}
-	if p.ready {
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-		if p.readied != 0 {
-			pod.Status.Conditions[0].LastTransitionTime = *timeAt(p.readied)
-		}
+	if p.ready != nil {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+			LastTransitionTime: *p.ready}}
 	}
 	if p.sandboxless {
 		pod.Status.Conditions = append(pod.Status.Conditions,
@@ -111,38 +276,54 @@ func (p *Pod) Core() *corev1.Pod {
 	return pod
 }
 
+func (p *Pod) GetLabels() (all map[string]string) {
+	for i, key := range keptLabels {
+		if p.labelled[i] {
+			if all == nil {
+				all = map[string]string{}
+			}
+			all[key] = p.labels[i]
+		}
+	}
+	return all
+}
+
+// GetOwnerReferences returns the pod's controller, if it has one.
+func (p *Pod) GetOwnerReferences() []metav1.OwnerReference {
+	if p.controller == (unique.Handle[metav1.OwnerReference]{}) {
+		return nil
+	}
+	return []metav1.OwnerReference{p.controller.Value()}
+}
+
 // Node returns the name of the pod's node, empty if it has none yet.
-func (p *Pod) Node() string { return valueOf(p.node) }
+func (p *Pod) Node() string { return p.node }
 
 // Ready reports whether the pod has a node and is Ready.
-func (p *Pod) Ready() bool { return p.ready }
+func (p *Pod) Ready() bool { return p.ready != nil }
 
 // Gated reports whether the pod waits for the controller to place it.
-func (p *Pod) Gated() bool { return p.waiting != nil && home.Gated(p.waiting) }
+func (p *Pod) Gated() bool {
+	return p.waiting != nil && slices.ContainsFunc(p.waiting.gates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == stayputv1alpha1.PlacementGate
+	})
+}
 
 // Rejected reports whether the kubelet of the pod's node did not admit it.
 func (p *Pod) Rejected() bool { return p.rejected != nil }
 
-func (p *Pod) GetNamespace() string                 { return valueOf(p.namespace) }
-func (p *Pod) GetName() string                      { return p.name }
-func (p *Pod) GetUID() types.UID                    { return types.UID(p.uid) }
-func (p *Pod) GetResourceVersion() string           { return p.version }
-func (p *Pod) GetDeletionTimestamp() *metav1.Time   { return timeAt(p.deleted) }
-func (p *Pod) GetLabels() map[string]string         { return p.meta(p.labels).Labels }
-func (p *Pod) GetAnnotations() map[string]string    { return p.meta(p.annotations).Annotations }
+// Pinned reports whether the pod has no node, and the controller narrowed its node affinity to its home.
+func (p *Pod) Pinned() bool { return p.waiting != nil && p.waiting.pinned }
+
+// TooLong reports whether what decides where the pod may go is too long to be kept: its placement must not depend on
+// that. Only a pod without a node can be.
+func (p *Pod) TooLong() bool { return p.waiting != nil && p.waiting.tooLong }
+
+// AnnotationsEqual reports whether two Pods have the same annotations, as far as they are kept.
+func (p *Pod) AnnotationsEqual(q *Pod) bool { return maps.Equal(p.Annotations, q.Annotations) }
+
 func (p *Pod) GetObjectKind() schema.ObjectKind     { return schema.EmptyObjectKind }
 func (l *PodList) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
-
-func (p *Pod) GetCreationTimestamp() metav1.Time {
-	if at := timeAt(p.created); at != nil {
-		return *at
-	}
-	return metav1.Time{}
-}
-
-func (p *Pod) GetOwnerReferences() []metav1.OwnerReference {
-	return p.meta(p.owners).OwnerReferences
-}
 
 // DeepCopyObject returns a copy, which shares what is never changed.
 func (p *Pod) DeepCopyObject() runtime.Object {
@@ -152,180 +333,39 @@ func (p *Pod) DeepCopyObject() runtime.Object {
 
 // DeepCopyObject returns a copy, whose Pods share what is never changed.
 func (l *PodList) DeepCopyObject() runtime.Object {
-	return &PodList{ListMeta: *l.ListMeta.DeepCopy(), Items: append([]Pod(nil), l.Items...)}
+	return &PodList{ListMeta: *l.ListMeta.DeepCopy(), Items: slices.Clone(l.Items)}
 }
 
-// AnnotationsEqual reports whether two Pods have the same annotations, as far as they are kept.
-func (p *Pod) AnnotationsEqual(q *Pod) bool { return p.annotations == q.annotations }
+// alike has annotations that many pods have, so that they are in memory once.
+var alike annotationSets
 
-// meta decodes fields of ObjectMeta.
-func (p *Pod) meta(fields ...unique.Handle[string]) (m metav1.ObjectMeta) {
-	var message []byte
-	for _, f := range fields {
-		message = append(message, valueOf(f)...)
-	}
-	if err := m.Unmarshal(message); err != nil {
-		panic(err) // they were decoded before
-	}
-	return m
+type annotationSets struct {
+	mu  sync.Mutex
+	all map[string]map[string]string
 }
 
-// UnmarshalJSON reads a pod as kubectl prints it.
-func (p *Pod) UnmarshalJSON(text []byte) error {
-	var core corev1.Pod
-	if err := json.Unmarshal(text, &core); err != nil {
-		return err
-	}
-	*p = *PodOf(&core)
-	return nil
-}
+// alikeMost is how many sets of annotations are kept, alikeLongest how long they are at most in bytes.
+const alikeMost, alikeLongest = 10_000, 512
 
-// UnmarshalJSON reads a list of pods.
-func (l *PodList) UnmarshalJSON(text []byte) error {
-	var list struct {
-		metav1.ListMeta `json:"metadata"`
-		Items           []Pod `json:"items"`
-	}
-	if err := json.Unmarshal(text, &list); err != nil {
-		return err
-	}
-	l.ListMeta, l.Items = list.ListMeta, list.Items
-	return nil
-}
-
-// Reset empties the pod, for Unmarshal.
-func (p *Pod) Reset() { *p = Pod{} }
-
-// Reset empties the list, for Unmarshal.
-func (l *PodList) Reset() { *l = PodList{} }
-
-// Unmarshal reads a list of pods off the wire.
-func (l *PodList) Unmarshal(message []byte) error {
-	return wire.Each(message, func(f wire.Field) error {
-		switch f.Number {
-		case 1: // metadata
-			return l.ListMeta.Unmarshal(f.Bytes)
-		case 2: // items
-			l.Items = append(l.Items, Pod{})
-			return l.Items[len(l.Items)-1].Unmarshal(f.Bytes)
-		}
-		return nil
-	})
-}
-
-// Unmarshal reads a pod off the wire. The field numbers are those of k8s.io/api/core/v1/generated.proto.
-func (p *Pod) Unmarshal(message []byte) error {
-	var meta, spec, status []byte
-	err := wire.Each(message, func(f wire.Field) error {
-		switch f.Number {
-		case 1:
-			meta = f.Bytes
-		case 2:
-			spec = f.Bytes
-		case 3:
-			status = f.Bytes
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	if err := wire.Each(spec, func(f wire.Field) error {
-		switch f.Number {
-		case 10:
-			p.node = unique.Make(string(f.Bytes))
-		case 11:
-			p.hostNetwork = f.Varint != 0
-		}
-		return nil
-	}); err != nil {
-		return fmt.Errorf("spec: %w", err)
-	}
-	if err := p.readMeta(meta); err != nil {
-		return fmt.Errorf("metadata: %w", err)
-	}
-	if p.Node() == "" {
-		p.waiting, p.tooLong, err = waitingPod(message)
-		return err
-	}
-	if err := p.readStatus(status); err != nil {
-		return fmt.Errorf("status: %w", err)
-	}
-	return nil
-}
-
-// waitingPod decodes a pod without a node and strips it of what no rule asks for, and of all that decides where it may
-// go if that is too long.
-func waitingPod(message []byte) (_ *corev1.Pod, tooLong bool, _ error) {
-	var pod corev1.Pod
-	if err := pod.Unmarshal(message); err != nil {
-		return nil, false, err
-	}
-	meta := metav1.ObjectMeta{
-		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
-		CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
-		ManagedFields: slices.Clone(home.PinnedBy(&pod)),
-	}
-	for i := range meta.ManagedFields {
-		if f := &meta.ManagedFields[i]; f.Size() > managedMost {
-			*f = home.PinnedField
+// one returns a set that equals the given one, and must not be changed.
+func (s *annotationSets) one(annotations map[string]string) map[string]string {
+	var key strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(annotations)) {
+		fmt.Fprintf(&key, "%q%q", k, annotations[k])
+		if key.Len() > alikeLongest {
+			return annotations
 		}
 	}
-	if value, ok := pod.Labels[appsv1.PodIndexLabel]; ok {
-		meta.Labels = map[string]string{appsv1.PodIndexLabel: value}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known, ok := s.all[key.String()]; ok {
+		return known
 	}
-	if owner := metav1.GetControllerOf(&pod); owner != nil {
-		meta.OwnerReferences = []metav1.OwnerReference{*owner}
+	if s.all == nil || len(s.all) >= alikeMost {
+		s.all = map[string]map[string]string{}
 	}
-	for key, value := range pod.Annotations {
-		if readOfAll(key) {
-			metav1.SetMetaDataAnnotation(&meta, key, value)
-		}
-	}
-	pod.ObjectMeta = meta
-	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: a.NodeAffinity}
-	} else {
-		pod.Spec.Affinity = nil
-	}
-	pod.Spec = corev1.PodSpec{
-		HostNetwork: pod.Spec.HostNetwork, SchedulingGates: pod.Spec.SchedulingGates, Affinity: pod.Spec.Affinity,
-		NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations,
-		PreemptionPolicy: pod.Spec.PreemptionPolicy,
-	}
-	status := corev1.PodStatus{
-		Phase: pod.Status.Phase, Reason: pod.Status.Reason, NominatedNodeName: pod.Status.NominatedNodeName,
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			c.Message = bounded(c.Message)
-			status.Conditions = append(status.Conditions, c)
-		}
-	}
-	pod.Status = status
-	if tooLong = pod.Size() > waitingMost; !tooLong {
-		return &pod, false, nil
-	}
-	gates := pod.Spec.SchedulingGates
-	if len(gates) > 2 { // whether ours is one of them, and the last one, is all that matters
-		gates = gates[:1:1]
-		if home.Gated(&pod) {
-			gates = append(gates[:1:1], corev1.PodSchedulingGate{Name: stayputv1alpha1.PlacementGate})
-		}
-	}
-	addresses, has := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
-	asks := false
-	for key := range pod.Annotations {
-		asks = asks || key == stayputv1alpha1.AnnotationPools || strings.HasPrefix(key, spiderpoolPrefix)
-	}
-	pod.Spec, pod.Annotations = corev1.PodSpec{HostNetwork: pod.Spec.HostNetwork, SchedulingGates: gates}, nil
-	if has {
-		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, stayputv1alpha1.AnnotationAddresses, addresses)
-	}
-	if asks { // it must not be taken for a pod that asks for none
-		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, stayputv1alpha1.AnnotationPools, "(too long)")
-	}
-	return &pod, true, nil
+	s.all[key.String()] = annotations
+	return annotations
 }
 
 // notes are the annotations in which Calico's CNI plugin notes the addresses that it has given a pod.
@@ -339,89 +379,10 @@ func NotedByCalico(annotations map[string]string) bool {
 	return slices.ContainsFunc(notes, func(key string) bool { return annotations[key] != "" })
 }
 
-// readMeta reads ObjectMeta. Of the labels only the ordinal is kept, and of a pod that never comes back under its name
-// only the annotations that stayput reads: no PersistentPodState can name others.
-func (p *Pod) readMeta(message []byte) error {
-	const labels, annotations, owners = 11, 12, 13
-	var ordinal, ours, all, noted, by []byte
-	comesBack, told := false, false
-	left := map[bool]int{true: oursMost, false: othersMost}
-	err := wire.Each(message, func(f wire.Field) error {
-		switch f.Number {
-		case 1:
-			p.name = string(f.Bytes)
-		case 3:
-			p.namespace = unique.Make(string(f.Bytes))
-		case 5:
-			p.uid = string(f.Bytes)
-		case 6:
-			p.version = string(f.Bytes)
-		case 8, 9:
-			at, err := secondsOf(f.Bytes)
-			if f.Number == 8 {
-				p.created = at
-			} else {
-				p.deleted = at
-			}
-			return err
-		case labels, annotations:
-			key, err := keyOf(f.Bytes)
-			mine := readOfAll(key)
-			switch {
-			case f.Number == labels && key == appsv1.PodIndexLabel:
-				ordinal = append(ordinal, f.Whole...)
-			case f.Number != annotations:
-			case slices.Contains(notes, key) && len(f.Whole) <= notedMost:
-				noted = append(noted, f.Whole...)
-			case key != stayputv1alpha1.AnnotationAddresses && len(f.Whole) > left[mine]:
-			default:
-				if key != stayputv1alpha1.AnnotationAddresses {
-					left[mine] -= len(f.Whole)
-				} else {
-					told = true
-				}
-				if all = append(all, f.Whole...); mine {
-					ours = append(ours, f.Whole...)
-				}
-			}
-			return err
-		case owners:
-			var owner metav1.OwnerReference
-			if err := owner.Unmarshal(f.Bytes); err != nil {
-				return err
-			}
-			if owner.Controller != nil && *owner.Controller {
-				by = append(by, f.Whole...)
-				comesBack = comesBack || keepsNames(owner.APIVersion, owner.Kind)
-			}
-		}
-		return nil
-	})
-	if !comesBack {
-		all = ours
-	}
-	if comesBack || told {
-		all = append(all, noted...)
-	}
-	p.labels, p.annotations, p.owners = unique.Make(string(ordinal)), unique.Make(string(all)), unique.Make(string(by))
-	return err
-}
-
-// keyOf returns the key of an entry of a map.
-func keyOf(entry []byte) (key string, err error) {
-	err = wire.Each(entry, func(f wire.Field) error {
-		if f.Number == 1 {
-			key = string(f.Bytes)
-		}
-		return nil
-	})
-	return key, err
-}
-
 // readOfAll reports whether an annotation is read of every object.
 func readOfAll(annotation string) bool {
 	return strings.HasPrefix(annotation, annotationPrefix) || strings.HasPrefix(annotation, spiderpoolPrefix) ||
-		annotation == stayputv1alpha1.AnnotationReservedIPDuration || annotation == metav1.InitialEventsAnnotationKey
+		annotation == stayputv1alpha1.AnnotationReservedIPDuration
 }
 
 const (
@@ -439,84 +400,4 @@ func keepsNames(apiVersion, kind string) bool {
 		return false // Jobs; ReplicationControllers and Nodes
 	}
 	return true
-}
-
-// readStatus reads PodStatus. Why a pod failed is kept only if its kubelet did not admit it, which the containers tell.
-func (p *Pod) readStatus(message []byte) error {
-	if err := p.readStatusFields(message); err != nil || valueOf(p.phase) != string(corev1.PodFailed) {
-		return err
-	}
-	var failed corev1.Pod
-	if err := failed.Status.Unmarshal(message); err != nil {
-		return err
-	}
-	if _, ok := home.Rejected(&failed); ok {
-		s := failed.Status
-		p.rejected = &corev1.PodStatus{Reason: bounded(s.Reason), Message: bounded(s.Message)}
-	}
-	return nil
-}
-
-// bounded returns the beginning of what a component says of a pod.
-func bounded(message string) string {
-	return strings.ToValidUTF8(strings.Clone(message[:min(len(message), messageMost)]), "")
-}
-
-func (p *Pod) readStatusFields(message []byte) error {
-	return wire.Each(message, func(f wire.Field) (err error) {
-		switch f.Number {
-		case 1:
-			p.phase = unique.Make(string(f.Bytes))
-		case 2: // a condition
-			var kind, is string
-			var since int64
-			err = wire.Each(f.Bytes, func(f wire.Field) (err error) {
-				switch f.Number {
-				case 1:
-					kind = string(f.Bytes)
-				case 2:
-					is = string(f.Bytes)
-				case 4:
-					since, err = secondsOf(f.Bytes)
-				}
-				return err
-			})
-			switch {
-			case kind == string(corev1.PodReady) && is == string(corev1.ConditionTrue):
-				p.ready, p.readied = true, since
-			case kind == string(corev1.PodReadyToStartContainers) && is == string(corev1.ConditionFalse):
-				p.sandboxless = true
-			}
-		case 6:
-			p.ip = string(f.Bytes)
-		case 7:
-			p.started, err = secondsOf(f.Bytes)
-		}
-		return err
-	})
-}
-
-// secondsOf returns a metav1.Time in Unix time.
-func secondsOf(message []byte) (at int64, err error) {
-	err = wire.Each(message, func(f wire.Field) error {
-		if f.Number == 1 {
-			at = int64(f.Varint)
-		}
-		return nil
-	})
-	return at, err
-}
-
-func timeAt(seconds int64) *metav1.Time {
-	if seconds == 0 {
-		return nil
-	}
-	return &metav1.Time{Time: time.Unix(seconds, 0)}
-}
-
-func valueOf(h unique.Handle[string]) string {
-	if h == (unique.Handle[string]{}) {
-		return ""
-	}
-	return h.Value()
 }

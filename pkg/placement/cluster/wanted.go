@@ -64,7 +64,7 @@ const (
 // ask again, zero if only once the workload changes. An error says why it is unknown. It also is while a pod of that
 // name exists or, if the workload is gone, one of the siblings: orphans may be adopted, with their addresses.
 func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string,
-	keep pool.Keep, siblings func() ([]string, error)) (is pool.Wanted, retry time.Duration, err error) {
+	keep pool.Keep, siblings func() (Siblings, error)) (is pool.Wanted, retry time.Duration, err error) {
 	wants, watched, err := t.Wants(ctx, namespace, of, pod)
 	if !watched {
 		retry = Recheck
@@ -83,15 +83,9 @@ func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1al
 		return is, retry, nil // it does not matter
 	}
 	if is == pool.Abandoned {
-		names, err := siblings()
-		if err != nil {
+		left, err := t.left(ctx, namespace, siblings)
+		if err != nil || left {
 			return pool.Unknown, recheckLeft, err
-		}
-		for _, name := range names {
-			err := t.cache.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &Pod{})
-			if !apierrors.IsNotFound(err) {
-				return pool.Unknown, recheckLeft, err
-			}
 		}
 	}
 	// The caches do not move in step: the API server may know a pod of that name that is not in ours yet.
@@ -105,10 +99,36 @@ func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1al
 	return is, retry, nil
 }
 
+// Siblings names the pods that have addresses of one workload: All of them, and those whose addresses are Bound, which
+// may run.
+type Siblings struct{ All, Bound []string }
+
+// left reports whether one of the siblings exists. That the cache lacks a pod does not tell.
+func (t *Workloads) left(ctx context.Context, namespace string, siblings func() (Siblings, error)) (bool, error) {
+	of, err := siblings()
+	if err != nil {
+		return false, err
+	}
+	for _, name := range of.All {
+		err := t.cache.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &Pod{})
+		if !apierrors.IsNotFound(err) {
+			return true, err
+		}
+	}
+	for _, name := range of.Bound {
+		live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+		err := t.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, live)
+		if !apierrors.IsNotFound(err) {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
 // WantedByName is Wanted for a pod whose workload was not noted: it is the workload that the pod is named after, of a
 // kind whose pods keep their names. If no such kind has a workload of that name, the workload is gone.
 func (t *Workloads) WantedByName(ctx context.Context, namespace, pod string, keep pool.Keep,
-	siblings func() ([]string, error)) (is pool.Wanted, retry time.Duration, err error) {
+	siblings func() (Siblings, error)) (is pool.Wanted, retry time.Duration, err error) {
 	stem, _, numbered := home.SplitOrdinal(pod)
 	if !numbered {
 		return pool.Unknown, 0, nil

@@ -66,6 +66,18 @@ func Remove(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 		client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
 }
 
+// Label gives a pod the ManagedLabel. The error is Conflict if it is another pod by now.
+func Label(ctx context.Context, c client.Client, pod client.Object) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": pod.GetUID(), "labels": map[string]string{ManagedLabel: "true"},
+	}})
+	if err != nil {
+		return err
+	}
+	return c.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.GetNamespace(), Name: pod.GetName()}},
+		client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
+}
+
 // Placement is what a pod is given as it loses the gate. The zero value gives it nothing.
 type Placement struct {
 	// Annotations and Affinity are what the pod must not start without.

@@ -84,7 +84,12 @@ func Add(mgr ctrl.Manager, o Options) (*Claimer, error) {
 	if err != nil {
 		return nil, err
 	}
+	pods, err := cluster.NewPods(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, err
+	}
 	c := New(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
+	c.follower.eachPod = pods.EachMetadata
 	c.events = cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager))
 	o.Registry.MustRegister(c.metrics)
 	loops, err := builder.TypedControllerManagedBy[pool.Key](mgr).Named("pools").
@@ -112,7 +117,7 @@ func New(cl client.Client, live client.WithWatch, cached client.Reader, informer
 	return &Controller{
 		writer:  w,
 		claimer: &Claimer{writer: w, cache: cached},
-		follower: &follower{writer: w, informers: informers,
+		follower: &follower{writer: w, informers: informers, cached: cached,
 			announcer: &announcer{writer: w, installation: o.Installation}, reserver: &reserver{w}},
 		uninstalling: o.Uninstalling,
 		lag:          workqueue.NewTypedItemExponentialFailureRateLimiter[pool.Key](cluster.CacheLag, longestLag),
@@ -269,13 +274,17 @@ func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (is p
 		is, retry, err = c.wantedByName(ctx, s, p)
 	} else {
 		is, retry, err = c.workloads.Wanted(ctx, p.Namespace, p.Workload, p.PodName,
-			p.Keep, func() (names []string, _ error) {
+			p.Keep, func() (of cluster.Siblings, _ error) {
 				c.mu.Lock()
 				defer c.unlock()
 				for _, a := range s.book.OfWorkload(p.WorkloadKey()) {
-					names = append(names, s.book.PodIP(a).PodName)
+					sibling := s.book.PodIP(a)
+					of.All = append(of.All, sibling.PodName)
+					if sibling.Phase != pool.Retained {
+						of.Bound = append(of.Bound, sibling.PodName)
+					}
 				}
-				return names, nil
+				return of, nil
 			})
 	}
 	if err != nil {
@@ -305,7 +314,7 @@ func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP)
 		}
 	}
 	c.unlock()
-	siblings := func() ([]string, error) { return names, nil }
+	siblings := func() (cluster.Siblings, error) { return cluster.Siblings{All: names}, nil }
 	if of == (pool.Workload{}) {
 		return c.workloads.WantedByName(ctx, p.Namespace, p.PodName, p.Keep, siblings)
 	}

@@ -189,6 +189,20 @@ func (a *api) countsIn(t *testing.T, o *stayputv1alpha1.PodIPPool, p client.Patc
 // IsWatchListSemanticsUnSupported tells reflectors to list before they watch.
 func (a *api) IsWatchListSemanticsUnSupported() bool { return true }
 
+// eachPod lists the metadata of pods.
+func (a *api) eachPod(ctx context.Context, _ metav1.ListOptions, each func(*corev1.Pod) error) error {
+	var list corev1.PodList
+	if err := a.List(ctx, &list); err != nil {
+		return err
+	}
+	for _, pod := range list.Items {
+		if err := each(&corev1.Pod{ObjectMeta: pod.ObjectMeta}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // taken returns the writes since the last call.
 func (a *api) taken() []string {
 	defer func() { a.writes = nil }()
@@ -252,6 +266,7 @@ func control(t *testing.T, a *api) *controlling {
 	w := cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}})
 	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000), seen: map[types.UID]bool{}}
 	c.Controller = New(a, a, a, nil, Options{Workloads: w, Uninstalling: func() bool { return false }})
+	c.follower.eachPod = a.eachPod
 	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
 	c.pods = podLine{of: c.line}
 	c.setWords(a.spiderpool)
@@ -317,11 +332,11 @@ func (c *controlling) looks() {
 	exist := map[types.UID]bool{}
 	for i := range pods.Items {
 		exist[pods.Items[i].UID] = true
-		c.follower.podEvents(c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
+		c.follower.podEvents(c.t.Context(), c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
 	}
 	for uid := range c.seen {
 		if !exist[uid] {
-			c.follower.podEvents(c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid,
+			c.follower.podEvents(c.t.Context(), c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid,
 				ResourceVersion: "1"}}))
 		}
 	}
@@ -550,6 +565,7 @@ func unstarted(t *testing.T, a *api) *controlling {
 	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000)}
 	c.Controller = New(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
 		Uninstalling: func() bool { return false }})
+	c.follower.eachPod = a.eachPod
 	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
 	c.pods = podLine{of: c.line}
 	return c
@@ -629,6 +645,7 @@ func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
 			Name: installation.Name, Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "true", "other": "x"}}})
 		c := New(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
 			Uninstalling: func() bool { return false }, Installation: installation})
+		c.follower.eachPod = a.eachPod
 		go func() { _ = c.follower.Start(t.Context()) }()
 		says := func(want bool, when string) {
 			t.Helper()
@@ -1198,11 +1215,12 @@ func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 		asking("web-1", "blue"))
 	c := control(t, a)
 	c.works()
-	events := c.follower.podEvents(c.session)
+	events := c.follower.podEvents(c.t.Context(), c.session)
 	a.listed = func() {
 		a.listed = nil
 		events.OnUpdate(nil, cluster.PodOf(bound(t, a, "web-0", "node-1")))
 		pod, _ := a.pod(t, "web-1")
+		must.Do(t, a.WithWatch.Delete(t.Context(), pod))
 		events.OnDelete(cluster.PodOf(pod))
 	}
 	if err := c.follower.listPods(t.Context(), c.session); err != nil {
@@ -1216,6 +1234,55 @@ func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 	}
 }
 
+// The label is anybody's to take off. The watch then says that the pod is deleted.
+func TestAPodThatLosesItsLabelHasNotEnded(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	c.looks()
+	pod.Labels = nil
+	must.Do(t, a.Update(t.Context(), pod))
+	events := c.follower.podEvents(t.Context(), c.session)
+	events.OnDelete(cluster.PodOf(pod))
+	if is := c.session.book.Pod(pod.UID); is == nil || is.Node != "node-1" {
+		t.Errorf("it is taken for ended: %+v", is)
+	}
+	if pod, _ = a.pod(t, "web-0"); !labelled(pod) {
+		t.Error("its end will not be seen")
+	}
+	events.OnDelete(cluster.PodOf(pod)) // what the watch said before it had the label again
+	must.Do(t, a.WithWatch.Delete(t.Context(), pod))
+	if is := c.session.book.Pod(pod.UID); is == nil {
+		t.Error("it is taken for ended although it has the label")
+	}
+	events.OnDelete(cluster.PodOf(pod))
+	if is := c.session.book.Pod(pod.UID); is != nil {
+		t.Errorf("its end is not seen: %+v", is)
+	}
+}
+
+// Of the pods that run already, the caches have none: they are found by their annotations, once.
+func TestAPodFromBeforeThatAsksForAddressesIsFoundAndLabelled(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
+	c := control(t, a)
+	asks := asking("web-0", "blue", hometest.Ungated, func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })
+	foreign := asking("other", "", hometest.Ungated, func(p *corev1.Pod) { p.Annotations = nil })
+	must.Do(t, a.WithWatch.Create(t.Context(), asks))
+	must.Do(t, a.WithWatch.Create(t.Context(), foreign))
+	c.follower.cached = newAPI(t)
+	must.Do(t, c.follower.listPods(t.Context(), c.session))
+	if is := c.session.book.Pod(asks.UID); is == nil || is.Node != "node-1" {
+		t.Errorf("not found: %+v", is)
+	}
+	if pod, _ := a.pod(t, "web-0"); !labelled(pod) {
+		t.Error("not labelled")
+	}
+	if pod, _ := a.pod(t, "other"); labelled(pod) || c.session.book.Pod(foreign.UID) != nil {
+		t.Error("a foreign pod is followed")
+	}
+}
+
 func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
 		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
@@ -1225,7 +1292,7 @@ func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 	if err := a.Delete(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	c.follower.podEvents(c.session).OnDelete(cluster.PodOf(pod))
+	c.follower.podEvents(c.t.Context(), c.session).OnDelete(cluster.PodOf(pod))
 	if f := c.session.book.Fence(c.session.book.PodIP(netip.MustParseAddr("10.6.168.101")), a.now); f.Verdict == pool.Yes {
 		t.Errorf("its address is free: %s", f.Reason)
 	}
@@ -1278,7 +1345,7 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 	next := pod.DeepCopy()
 	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
 	delete(next.Annotations, stayputv1alpha1.AnnotationAddresses)
-	c.follower.podEvents(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
+	c.follower.podEvents(c.t.Context(), c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
 	if is := c.session.book.Pod(pod.UID); is != nil {
 		t.Errorf("it still is one of the cluster's: %+v", is)
 	}

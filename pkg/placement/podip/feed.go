@@ -218,8 +218,8 @@ func (c *follower) nodes(s *session) toolscache.ResourceEventHandler {
 	}
 }
 
-// podEvents feeds the pods that ask for addresses of pools, or have some.
-func (c *follower) podEvents(s *session) toolscache.ResourceEventHandler {
+// podEvents feeds the pods that ask for addresses of pools, or have some, until ctx ends.
+func (c *follower) podEvents(ctx context.Context, s *session) toolscache.ResourceEventHandler {
 	set := func(o any) {
 		if pod, ok := o.(*cluster.Pod); ok {
 			s.setPod(pod, false)
@@ -236,12 +236,14 @@ func (c *follower) podEvents(s *session) toolscache.ResourceEventHandler {
 			set(is)
 		},
 		DeleteFunc: func(o any) {
+			version := ""
 			if gone, missed := o.(toolscache.DeletedFinalStateUnknown); missed {
-				if pod, ok := gone.Obj.(*cluster.Pod); ok {
-					s.removePod(pod.GetUID(), pod.Node(), "")
-				}
+				o = gone.Obj
 			} else if pod, ok := o.(*cluster.Pod); ok {
-				s.removePod(pod.GetUID(), pod.Node(), pod.GetResourceVersion())
+				version = pod.ResourceVersion
+			}
+			if pod, ok := o.(*cluster.Pod); ok && c.ended(ctx, s, pod) {
+				s.removePod(pod.UID, pod.Node(), version)
 			}
 		},
 	}

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -18,6 +19,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
@@ -27,6 +29,9 @@ type follower struct {
 	announcer *announcer
 	reserver  *reserver
 	informers cache.Informers
+	cached    client.Reader // has Pods
+	// eachPod lists the metadata of pods past the cache.
+	eachPod func(context.Context, metav1.ListOptions, func(*corev1.Pod) error) error
 }
 
 // Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once
@@ -151,7 +156,7 @@ func (c *follower) serve(ctx context.Context) error {
 
 	// 2. Nodes and pods are in the caches already. What these have may be older than the audit: pods are listed, too.
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
-		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.podEvents(s),
+		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.podEvents(ctx, s),
 	} {
 		informer, err := c.informers.GetInformer(ctx, object)
 		if err != nil {
@@ -265,7 +270,8 @@ func (c *follower) mark(ctx context.Context, s *session) error {
 	return nil
 }
 
-// listPods puts in all pods past the cache.
+// listPods puts in the pods past the cache that ask for addresses of pools, have some, or are known to. Those from
+// before Stayput, and those that lost it, are labelled: from then on the cache has them.
 func (c *follower) listPods(ctx context.Context, s *session) error {
 	c.mu.Lock()
 	s.before, s.ended = map[pool.UID]*pool.Pod{}, map[pool.UID]bool{}
@@ -273,20 +279,25 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 		s.before[uid] = s.book.Pod(uid)
 	}
 	c.unlock()
-	exist := map[pool.UID]bool{}
-	list := &corev1.PodList{}
-	for {
-		next := list.Continue
-		list = &corev1.PodList{}
-		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
-			return fmt.Errorf("listing pods: %w", err)
+	exist, concerned := map[pool.UID]bool{}, []*cluster.Pod{}
+	if err := c.eachPod(ctx, metav1.ListOptions{}, func(pod *corev1.Pod) error {
+		exist[pod.UID] = true
+		if pod := cluster.PodOf(pod); c.concerns(s, pod) {
+			concerned = append(concerned, pod)
 		}
-		for i := range list.Items {
-			exist[list.Items[i].UID] = true
-			s.setPod(cluster.PodOf(&list.Items[i]), true)
-		}
-		if list.Continue == "" {
-			break
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, listed := range concerned {
+		pod, err := c.current(ctx, listed)
+		switch {
+		case err != nil:
+			return fmt.Errorf("reading pod %s/%s: %w", listed.Namespace, listed.Name, err)
+		case pod == nil: // it has ended
+			delete(exist, listed.UID)
+		default:
+			s.setPod(pod, true)
 		}
 	}
 	c.mu.Lock()
@@ -299,6 +310,70 @@ func (c *follower) listPods(ctx context.Context, s *session) error {
 		}
 	}
 	return nil
+}
+
+// concerns reports whether a pod, of which only the metadata is known, may have to do with pools.
+func (c *follower) concerns(s *session, pod *cluster.Pod) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	return labelled(pod) || s.book.Pod(pod.UID) != nil || s.book.Given(pod.UID) != nil ||
+		asks(pod, namespace{}, c.words == serving)
+}
+
+func labelled(o client.Object) bool {
+	_, is := o.GetLabels()[gate.ManagedLabel]
+	return is
+}
+
+// current returns a pod as it is by the API server, nil if it has ended: from the cache, if that has the version that
+// was listed.
+func (c *follower) current(ctx context.Context, listed *cluster.Pod) (*cluster.Pod, error) {
+	key, is := client.ObjectKeyFromObject(listed), &cluster.Pod{}
+	err := c.cached.Get(ctx, key, is, client.UnsafeDisableDeepCopy)
+	if err == nil && is.ResourceVersion == listed.ResourceVersion && is.UID == listed.UID {
+		return is, nil
+	}
+	pod := &corev1.Pod{}
+	if err := c.live.Get(ctx, key, pod); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	if pod.UID != listed.UID {
+		return nil, nil
+	}
+	if is = cluster.PodOf(pod); !labelled(is) {
+		err = gate.Label(ctx, c.client, pod)
+	}
+	return is, client.IgnoreNotFound(err)
+}
+
+// ended reports whether a pod that the cache has lost has ended. If it has only lost its label, it gets that again: its
+// end must be seen.
+func (c *follower) ended(ctx context.Context, s *session, pod *cluster.Pod) bool {
+	c.mu.Lock()
+	known := s.book.Pod(pod.UID) != nil || s.book.Given(pod.UID) != nil
+	c.unlock()
+	for known {
+		is := metadata("Pod")
+		err := c.live.Get(ctx, client.ObjectKeyFromObject(pod), is)
+		switch {
+		case apierrors.IsNotFound(err), err == nil && is.UID != pod.UID:
+			return true
+		case err == nil && labelled(is):
+			return false
+		case err == nil:
+			if err := gate.Label(ctx, c.client, is); err != nil {
+				log.FromContext(ctx).Error(err, "Cannot label pod", "pod", client.ObjectKeyFromObject(pod))
+			}
+			return false
+		}
+		log.FromContext(ctx).Error(err, "Cannot determine whether pod has ended", "pod", client.ObjectKeyFromObject(pod))
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(time.Second):
+		}
+	}
+	return true
 }
 
 // there reports whether a pod that was not listed came while the list was made, or may have.

@@ -61,7 +61,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	for i := range many { // the youngest first
 		pod := cluster.PodOf(asking(fmt.Sprintf("web-%05d", many-1-i), "blue", made(time.Duration(many-1-i)*time.Second)))
 		pods = append(pods, pod)
-		c.follower.podEvents(c.session).OnAdd(pod, false)
+		c.follower.podEvents(c.t.Context(), c.session).OnAdd(pod, false)
 		if got := c.line.pods(); len(got) != 1 {
 			t.Fatalf("a new pod has %d looked at", len(got))
 		}
@@ -98,7 +98,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	c.wakesWaiting()
 	is("none is free", c.line.pods())
 	for _, pod := range pods {
-		c.follower.podEvents(c.session).OnDelete(pod)
+		c.follower.podEvents(c.t.Context(), c.session).OnDelete(pod)
 		is("a pod that waits is deleted", c.line.pods())
 	}
 	if left := c.session.book.Waiting("blue"); len(left) > 0 {
@@ -155,7 +155,7 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 			t.Fatal(err)
 		}
 	}
-	c.follower.podEvents(c.session).OnAdd(cluster.PodOf(pod), false)
+	c.follower.podEvents(c.t.Context(), c.session).OnAdd(cluster.PodOf(pod), false)
 	if owns, err := c.claimer.asks(t.Context(), pod); !owns || err != nil {
 		t.Fatalf("it is let go without: %t, %v", owns, err)
 	}

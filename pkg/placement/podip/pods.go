@@ -191,9 +191,8 @@ func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, kn
 	if !unseen || known == nil {
 		return s, known, problem
 	}
-	var current cluster.Pod
-	err := c.cache.Get(ctx, client.ObjectKeyFromObject(pod), &current)
-	if apierrors.IsNotFound(err) || err == nil && current.GetUID() != pod.GetUID() { // its end was seen before
+	current, err := cluster.PodNamed(ctx, c.cache, c.live, client.ObjectKeyFromObject(pod))
+	if err == nil && (current == nil || current.UID != pod.UID) { // its end was seen before
 		s.removePod(uid, "", "")
 		return s, nil, nil
 	}
@@ -355,11 +354,11 @@ func (c *Claimer) findDeployment(ctx context.Context, s *session, p *pool.Pod) e
 	if owner == nil || string(set.UID) != p.Workload.UID { // or the pod is another one's, whatever it says
 		return nil
 	}
+	kept := cluster.OwnerOf(owner)
+	above := pool.Workload{APIVersion: kept.APIVersion, Kind: kept.Kind, Name: kept.Name, UID: string(kept.UID)}
 	c.mu.Lock()
 	defer c.unlock()
-	above := pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
-		UID: string(owner.UID)}
-	c.above[ownerOf(p)] = above
+	c.above.Add(ownerOf(p), above, aboveKept)
 	if is := s.book.Pod(p.UID); is != nil {
 		again := *is
 		again.Workload = above

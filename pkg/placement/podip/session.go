@@ -125,7 +125,7 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	if was == nil && !asks(pod, in, spiderpool) && s.book.Given(uid) == nil {
 		return
 	}
-	core := pod.Core()
+	core := pod.Brief()
 	overrules := listed && was == s.before[uid]
 	if core.Spec.HostNetwork || listed && s.ended[uid] || pool.Placed(was, core.ResourceVersion) ||
 		was != nil && !overrules && pool.Newer(was.Version, core.ResourceVersion) {
@@ -135,8 +135,8 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	if pod.TooLong() {
 		err = errors.New(cluster.TooLongNote + ": the pod stays gated, without an address")
 	}
-	if above, ok := s.c.above[ownerOf(&current)]; ok {
-		current.Workload = above
+	if above, ok := s.c.above.Get(ownerOf(&current)); ok {
+		current.Workload = above.(pool.Workload)
 	}
 	if err == nil && current.Assigned != nil && !s.vouchedLocked(&current, core) {
 		current.Assigned = nil

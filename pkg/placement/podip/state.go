@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -49,7 +50,7 @@ type state struct {
 	pools      map[string]*stayputv1alpha1.PodIPPool
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace
-	above      map[ownerKey]pool.Workload // of a ReplicaSet
+	above      *utilcache.LRUExpireCache  // the pool.Workload of a ReplicaSet, by ownerKey
 	unlabelled map[string]struct{}        // namespaces that the policy has not labelled
 	unready    map[string]string          // why pools of mode Calico give nothing, empty if they give; for the session
 	guard      string                     // names what guards the addresses of pods, empty if nothing is known to
@@ -66,12 +67,18 @@ func newState(o Options) *state {
 		toLabel: make(chan struct{}, 1), toReserve: make(chan struct{}, 1), toDate: make(chan struct{}, 1),
 		unlabelled: map[string]struct{}{}, unready: map[string]string{},
 		first: make(chan struct{}), read: make(chan struct{}),
-		unanswered: map[types.NamespacedName]struct{}{}, above: map[ownerKey]pool.Workload{},
+		unanswered: map[types.NamespacedName]struct{}{}, above: utilcache.NewLRUExpireCache(aboveMost),
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 	}
 	c.metrics = newMetrics(c)
 	return c
 }
+
+// aboveMost is more ReplicaSets than have pods with addresses of pools, and aboveKept longer than these are silent.
+const (
+	aboveMost = 20_000
+	aboveKept = 30 * 24 * time.Hour
+)
 
 type (
 	queue    = workqueue.TypedRateLimitingInterface[pool.Key]

@@ -325,7 +325,7 @@ func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha
 	if _, err := g.workloads.Get(ctx, ref); !errors.Is(err, cluster.ErrGone) {
 		return reconcile.Result{RequeueAfter: unknownPause}, err // the cache is behind
 	}
-	if left, err := leftOf(ctx, g.cache, ref); err != nil || left {
+	if left, err := leftOf(ctx, g.cache, g.live, ref); err != nil || left {
 		return reconcile.Result{}, err
 	}
 	return orLater(g.delete(ctx, all[i]))

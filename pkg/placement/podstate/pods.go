@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -65,8 +66,9 @@ func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]cluster.Po
 	return list.Items, nil
 }
 
-// leftOf reports whether a workload that is gone has pods left. Orphans count: a new workload may adopt them.
-func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error) {
+// leftOf reports whether a workload that is gone has pods left, by the cache or, since a pod may lack the labels by which
+// the cache has it, by the API server. Orphans count: a new workload may adopt them.
+func leftOf(ctx context.Context, from, live client.Reader, ref home.Ref) (bool, error) {
 	pods, err := podsOf(ctx, from, ref)
 	if err != nil || len(pods) > 0 {
 		return true, err
@@ -77,8 +79,29 @@ func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error)
 	if err != nil {
 		return true, fmt.Errorf("listing the orphans of %s: %w", ref, err)
 	}
-	return len(orphans.Items) > 0, nil
+	if len(orphans.Items) > 0 {
+		return true, nil
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	for first := true; first || list.Continue != ""; first = false {
+		if err := live.List(ctx, list, client.InNamespace(ref.Namespace), client.Limit(leftPage),
+			client.Continue(list.Continue)); err != nil {
+			return true, fmt.Errorf("listing the pods of namespace %s: %w", ref.Namespace, err)
+		}
+		for i := range list.Items {
+			stem, orphan := orphanOf(&list.Items[i])
+			of, _, owned := home.OwnerOf(&list.Items[i])
+			if owned && of == ref || orphan && stem == ref.Name {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
+
+// leftPage bounds what is in memory of a list: the metadata of a pod may take several MiB.
+const leftPage = 10
 
 // podMoved picks the changes of a pod that can change its record.
 var podMoved = predicate.TypedFuncs[*cluster.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*cluster.Pod]) bool {

@@ -52,7 +52,7 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	to := cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager))
 	generate := &generating{client: mgr.GetClient(), cache: mgr.GetCache(), live: mgr.GetAPIReader(), workloads: w,
 		kruise: k, events: to}
-	record := &recording{cache: mgr.GetCache(), workloads: w, kruise: k, events: to,
+	record := &recording{cache: mgr.GetCache(), live: mgr.GetAPIReader(), workloads: w, kruise: k, events: to,
 		status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling,
 		again: again}

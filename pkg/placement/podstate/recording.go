@@ -23,7 +23,8 @@ import (
 
 // recording keeps the status of the PersistentPodStates of a workload up to date.
 type recording struct {
-	cache     client.Reader
+	cache     client.Reader // has Pods
+	live      client.Reader
 	workloads *cluster.Workloads
 	kruise    *openKruise
 	events    events.EventRecorder
@@ -81,7 +82,7 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 		return orLater(err)
 	}
 	for _, m := range v.moved {
-		r.events.Eventf(v.of.Reference(), m.pod.Core(), corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
+		r.events.Eventf(v.of.Reference(), m.pod.Brief(), corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
 			"pod %s is Ready on node %s, its home from now on; it was on node %s before", m.pod.GetName(), m.pod.Node(),
 			m.from)
 	}
@@ -96,7 +97,7 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 	var missing *cluster.PermissionError
 	switch {
 	case errors.Is(err, cluster.ErrGone):
-		left, err := leftOf(ctx, r.cache, ref)
+		left, err := leftOf(ctx, r.cache, r.live, ref)
 		if err != nil || left || generated(s) { // generating deletes what was generated
 			return nil, err
 		}
