@@ -28,7 +28,9 @@ type Situation struct {
 	Waited string
 	// Rejections are those of the pod's predecessors.
 	Rejections Rejections
-	Nodes      Nodes
+	// Pooled says that the pod has addresses of pools: then package pool keeps it off nodes that are lost.
+	Pooled bool
+	Nodes  Nodes
 }
 
 // Outcome of a decision.
@@ -238,7 +240,7 @@ func (d *Decision) avoidLost(s Situation) {
 	if last == "" && s.Record != nil {
 		last = s.Record.State.NodeName
 	}
-	if last == "" || s.GivenUp || d.Outcome == OutcomeWait {
+	if last == "" || s.Pooled || s.GivenUp || d.Outcome == OutcomeWait {
 		return
 	}
 	if node := s.Nodes.Node(last); node == nil || outOfService(node) {

@@ -351,7 +351,7 @@ func (p *placer) ungateTooLong(ctx context.Context, pod *corev1.Pod) error {
 func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes, claim *podip.Claim) (
 	home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
-		Waited: p.memory.waited(pod), Rejections: p.memory.rejectionsOf(pod), Nodes: nodes}
+		Waited: p.memory.waited(pod), Rejections: p.memory.rejectionsOf(pod), Pooled: claim != nil, Nodes: nodes}
 	_, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
 	_, pulled := pod.Annotations[stayputv1alpha1.AnnotationHome]
 	var err error

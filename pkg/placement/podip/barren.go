@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
@@ -22,7 +23,8 @@ import (
 const refusedMost = 10 * time.Minute
 
 // endBarren ends a pod if its successor may do better: it was kept from a node because that was lost, and the node is
-// back, or no node has had room for it while other pods wait for its address.
+// back, or no node has had room for it while other pods wait for its address. A pod that its home keeps from a node, as
+// the annotation pinned says, is the placer's to end.
 func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, known *pool.Pod) (*Claim, error) {
 	if metav1.GetControllerOf(pod) == nil {
 		return nil, nil
@@ -31,7 +33,7 @@ func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, kn
 		c.mu.Lock()
 		back := slices.Contains(s.book.Barren(a.Last), known.UID)
 		c.unlock()
-		if back && home.KeptFrom(pod, a.Last) {
+		if back && home.KeptFrom(pod, a.Last) && pod.Annotations[stayputv1alpha1.AnnotationPinned] == "" {
 			return c.endUnscheduled(ctx, s, pod, known, nil, fmt.Sprintf(
 				"node %s was lost when the pod was placed, and is back: the pod was deleted so that its successor may go there",
 				a.Last))

@@ -1157,6 +1157,35 @@ func TestAPoolSaysWhichMachineKeepsItFromNewAllocations(t *testing.T) {
 }
 
 // A pod is kept from the node that was just lost, and is made again if it finds no other one before that is back.
+// The kubelet of node-1, which is Ready, rejected the pod.
+func TestAPodThatItsHomeRejectedIsNotEndedBecauseThatIsThere(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
+	c := control(t, a)
+	c.works()
+	first := bound(t, a, "web-0", "node-1")
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(first.UID), "node-1")
+	c.works()
+	if err := a.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(first.UID), "node-1")
+	c.works()
+	c.home = func() (gate.Placement, error) {
+		return gate.Placement{Home: home.Affinity{Without: []string{"node-1"}}, Pinned: home.NotNodes([]string{"node-1"})}, nil
+	}
+	next := asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) { p.UID = "next" })
+	if err := a.WithWatch.Create(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	c.works()
+	is, has := a.pod(t, "web-0")
+	if is.UID != next.UID || len(has) != 1 || !home.KeptFrom(is, "node-1") {
+		t.Errorf("%s has %v and requires %+v: %q", is.UID, has, is.Spec.Affinity, c.notes())
+	}
+}
+
 func TestASuccessorIsKeptFromALostNodeWhileThatIsLost(t *testing.T) {
 	retained := hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")
 	one := hometest.Node("node-1", "a")
