@@ -365,21 +365,13 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		again = keepSoon // for the note of an ADD that was under way
 	}
 	if ready == pluginRuns && s.State == StateActive {
-		err := retypeFlannel(dir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
-		if err != nil {
-			k.o.Log.Warn("Cannot update flannel's cached container configurations", "err", err)
-			again = keepSoon
+		notes := dir.notes(k.o.CacheDir)
+		if k.runtime == nil || k.runtime.Name != crio {
+			notes.results = "" // others do not go by them
 		}
-		err = retypeMultus(dir, k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
-		if err != nil {
-			k.o.Log.Warn("Cannot update multus' cached container configurations", "err", err)
+		if err := notes.retype(netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir); err != nil {
+			k.o.Log.Warn("Cannot update cached container configurations", "err", err)
 			again = keepSoon
-		}
-		if k.runtime != nil && k.runtime.Name == crio {
-			if err := retypeCache(k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir); err != nil {
-				k.o.Log.Warn("Cannot update libcni's cached container configurations", "err", err)
-				again = keepSoon
-			}
 		}
 	}
 	return s, again, err

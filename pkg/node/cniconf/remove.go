@@ -16,44 +16,46 @@ import (
 	"github.com/stayput/stayput/pkg/netconf"
 )
 
-// retypeFlannel changes the IPAM plugin in the notes of flannel's plugin for a network, or for all if network is empty.
-//
-// That plugin notes the configuration of each container's ADD, and its DEL uses the note, not the conflist of that
-// time: the DEL of containers from before stayput would go to host-local forever, and after the removal of Stayput's
-// plugin, that of its containers would fail.
-func retypeFlannel(d confDir, from, to, network, stateDir string) error {
-	dirs := map[string]bool{}
+// notes are where programs note the configuration of each container's ADD, for its DEL, which then does not go by the
+// conflist of that time: the DEL of containers from before stayput would go to host-local forever, and after the
+// removal of Stayput's plugin, that of its containers would fail. A directory is empty if there is none.
+type notes struct {
+	flannel []string // of flannel's plugin
+	multus  string
+	results string // of libcni. CRI-O goes by it, containerd does not
+	first   *Conf  // see RetypeDelegates
+}
+
+// notes returns all of them, with libcni's cache in cacheDir, empty for none.
+func (d confDir) notes(cacheDir string) notes {
+	n := notes{first: d.first()}
 	for _, f := range d.Files {
-		for _, dir := range d.Conf(f).FlannelDirs() {
-			dirs[dir] = true
-		}
+		n.flannel = append(n.flannel, d.Conf(f).FlannelDirs()...)
 	}
+	slices.Sort(n.flannel)
+	n.flannel = slices.Compact(n.flannel) // the agent's file has those of its source
+	if cacheDir != "" {
+		n.multus, n.results = filepath.Join(cacheDir, "multus"), filepath.Join(cacheDir, "results")
+	}
+	return n
+}
+
+// retype changes the IPAM plugin in the notes of a network, or of all if network is empty.
+func (n notes) retype(from, to, network, stateDir string) error {
 	var errs []error
-	for dir := range dirs {
+	for _, dir := range n.flannel {
 		errs = append(errs, retypeFiles(dir,
 			func(data []byte) []byte { return Retype(data, from, to, network, stateDir) }))
 	}
+	if n.multus != "" {
+		errs = append(errs, retypeFiles(n.multus,
+			func(data []byte) []byte { return RetypeDelegates(data, from, to, network, stateDir, n.first) }))
+	}
+	if n.results != "" {
+		errs = append(errs, retypeFiles(n.results,
+			func(data []byte) []byte { return RetypeCached(data, from, to, network, stateDir) }))
+	}
 	return errors.Join(errs...)
-}
-
-// retypeCache does the same in the cache of libcni, empty for none. CRI-O's DEL uses the configuration that its ADD
-// left there, if there is one; containerd's does not.
-func retypeCache(cacheDir, from, to, network, stateDir string) error {
-	if cacheDir == "" {
-		return nil
-	}
-	return retypeFiles(filepath.Join(cacheDir, "results"),
-		func(data []byte) []byte { return RetypeCached(data, from, to, network, stateDir) })
-}
-
-// retypeMultus does the same in the notes of multus, which are beside libcni's cache. Its DEL delegates to what its ADD
-// did, as flannel's.
-func retypeMultus(d confDir, cacheDir, from, to, network, stateDir string) error {
-	if cacheDir == "" {
-		return nil
-	}
-	return retypeFiles(filepath.Join(cacheDir, "multus"),
-		func(data []byte) []byte { return RetypeDelegates(data, from, to, network, stateDir, d.first()) })
 }
 
 // retypeFiles replaces the content of each file of a directory by what change returns for it, unless that is nil.
@@ -155,11 +157,7 @@ func (d confDir) handBackChained() error {
 
 // handBackNotes changes the notes of ADDs, and copies of the agent's file, so that none names the plugin.
 func (d confDir) handBackNotes(cacheDir string) error {
-	errs := []error{
-		retypeFlannel(d, netconf.Type, netconf.HostLocal, "", ""),
-		retypeMultus(d, cacheDir, netconf.Type, netconf.HostLocal, "", ""),
-		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""),
-	}
+	errs := []error{d.notes(cacheDir).retype(netconf.Type, netconf.HostLocal, "", "")}
 	for _, c := range d.copies() {
 		list := clone(c.list).(map[string]any)
 		retype(list, netconf.Type, netconf.HostLocal, "")
