@@ -392,7 +392,9 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 	for file, want := range map[string][]string{
 		"gate-policies.yaml": {
 			"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded",
+			"MutatingAdmissionPolicyBinding stayput-restored",
 			"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicy stayput-gate-recorded",
+			"MutatingAdmissionPolicy stayput-restored",
 		},
 		"gate-webhook.yaml": {
 			"MutatingWebhookConfiguration stayput-gate", "Secret stayput-gate", "Service stayput-gate",
@@ -1326,7 +1328,7 @@ func TestWhatGatesPodsDependsOnTheAPIServer(t *testing.T) {
 		case "webhook":
 			want[c.want] = 1
 		case "v1", "v1beta1":
-			want[c.want] = 8 // four policies with their bindings
+			want[c.want] = 10 // five policies with their bindings
 		}
 		if !maps.Equal(is, want) {
 			t.Errorf("%+v: there are %v", c, is)
