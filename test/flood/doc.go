@@ -4,4 +4,5 @@
 //
 //	main_test.go     the cluster, and whether a controller has outlived a flood
 //	webhook_test.go  requests and connections to the controllers' ports
+//	pods_test.go     the largest pods that an author can create
 package flood
