@@ -33,6 +33,7 @@ var errBusy = errors.New("too many large requests at a time")
 // review is what decides of an AdmissionReview. All else is skipped as it is read: a pod decoded as a whole is up to 300
 // times as large as its JSON.
 type review struct {
+	release func() // by which another large request may be read
 	Request *struct {
 		UID       types.UID
 		Namespace string
@@ -87,31 +88,32 @@ type reader struct{ large chan struct{} }
 
 func newReader() reader { return reader{make(chan struct{}, largeBodies)} }
 
-// read returns the review in a request, or the status to answer with and the reason.
+// read returns the review in a request or, with an error, the status to answer with. The caller releases the review once
+// it is answered, also after an error: until then it may keep as much as was read.
 func (a reader) read(ctx context.Context, w http.ResponseWriter, r *http.Request) (*review, int, error) {
+	of := &review{release: func() {}}
 	body := http.MaxBytesReader(w, r.Body, bodyMost)
 	var b bytes.Buffer
 	switch _, err := io.CopyN(&b, body, bodySmall); {
 	case errors.Is(err, io.EOF):
 	case err != nil:
-		return nil, http.StatusBadRequest, fmt.Errorf("reading the request: %w", err)
+		return of, http.StatusBadRequest, fmt.Errorf("reading the request: %w", err)
 	default:
 		select {
 		case a.large <- struct{}{}:
-			defer func() { <-a.large }()
+			of.release = func() { <-a.large }
 		case <-ctx.Done():
-			return nil, http.StatusServiceUnavailable, errBusy
+			return of, http.StatusServiceUnavailable, errBusy
 		}
 		if _, err := b.ReadFrom(body); err != nil {
-			return nil, http.StatusBadRequest, fmt.Errorf("reading the request: %w", err)
+			return of, http.StatusBadRequest, fmt.Errorf("reading the request: %w", err)
 		}
 	}
-	var of review
-	if err := json.Unmarshal(b.Bytes(), &of); err != nil {
-		return nil, http.StatusBadRequest, fmt.Errorf("reading the AdmissionReview: %w", err)
+	if err := json.Unmarshal(b.Bytes(), of); err != nil {
+		return of, http.StatusBadRequest, fmt.Errorf("reading the AdmissionReview: %w", err)
 	}
 	if of.Request == nil {
-		return nil, http.StatusBadRequest, errors.New("reading the AdmissionReview: request is missing")
+		return of, http.StatusBadRequest, errors.New("reading the AdmissionReview: request is missing")
 	}
-	return &of, http.StatusOK, nil
+	return of, http.StatusOK, nil
 }

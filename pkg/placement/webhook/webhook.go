@@ -125,6 +125,7 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 	defer cancel()
 	of, status, err := h.read(ctx, w, r)
+	defer of.release()
 	if err != nil {
 		http.Error(w, err.Error(), status)
 		return

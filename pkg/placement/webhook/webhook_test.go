@@ -12,8 +12,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admission/v1"
@@ -254,6 +256,30 @@ func TestTwoLargeRequestsAreReadAtATimeAndSmallOnesBeside(t *testing.T) {
 		}
 		if code := <-waits; code != http.StatusOK {
 			t.Errorf("the next one is answered by %d", code)
+		}
+	})
+}
+
+// As while the caches are being filled.
+func TestALargeRequestKeepsItsPlaceUntilItIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := nothing()
+		o.Recorded = func(ctx context.Context, _ string, _ *metav1.OwnerReference) (bool, error) {
+			time.Sleep(answerWithin - time.Second)
+			return false, nil
+		}
+		h := newHandler(o)
+		large := `{"request":{"object":{"metadata":{"ownerReferences":[{"controller":true}]}}}}` + strings.Repeat(" ", bodySmall)
+		start := time.Now()
+		var all sync.WaitGroup
+		for range 2 * largeBodies {
+			all.Go(func() {
+				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, RecordedPath, strings.NewReader(large)))
+			})
+		}
+		all.Wait()
+		if took := time.Since(start); took != 2*(answerWithin-time.Second) {
+			t.Errorf("%d at a time took %v", 2*largeBodies, took)
 		}
 	})
 }
