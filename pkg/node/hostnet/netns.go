@@ -16,6 +16,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -83,23 +84,37 @@ type configured struct {
 // if the answer was torn, because addresses changed meanwhile. It keeps none of them: how many there are is up to those
 // who are in the namespace. After an error not all were seen.
 func eachAddr(ns *os.File, f func(configured)) error {
-	return onlink.In(ns, func() (err error) {
-		for range 5 {
-			req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
-			req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
-			err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(msg []byte) bool {
-				if a, ok := parseConfigured(msg); ok {
-					f(a)
-				}
-				return true
-			})
-			if err == nil {
-				return nil
-			}
-		}
-		return fmt.Errorf("listing addresses: %w", err)
+	var s *nl.NetlinkSocket // only it is made by a thread that is in the namespace
+	err := onlink.In(ns, func() (err error) {
+		s, err = nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+		return err
 	})
+	if err != nil {
+		return fmt.Errorf("netlink socket: %w", err)
+	}
+	defer s.Close()
+	if err := s.SetReceiveTimeout(&netlinkTimeout); err != nil {
+		return fmt.Errorf("netlink socket: %w", err)
+	}
+	for range 5 {
+		req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+		err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(msg []byte) bool {
+			if a, ok := parseConfigured(msg); ok {
+				f(a)
+			}
+			return true
+		})
+		if err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("listing addresses: %w", err)
 }
+
+// netlinkTimeout is how long the kernel may take for a part of an answer.
+var netlinkTimeout = unix.Timeval{Sec: 10}
 
 // parseConfigured reads a message about an address: ifaddrmsg, and its attributes. IPv4 has the address as IFA_LOCAL,
 // beside that of the peer.

@@ -174,7 +174,7 @@ func (v *View) addProcesses(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if s != nil {
+			if s != nil && pid != os.Getpid() { // a thread of ours is there to look
 				s.Process = pid
 			}
 		}
