@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -82,7 +83,7 @@ func newPodInformer(from func(selector string) toolscache.ListerWatcher, resync 
 	indexers toolscache.Indexers) podInformer {
 	i := podInformer{}
 	for n, selector := range selectors {
-		i.of[n] = toolscache.NewSharedIndexInformer(from(selector), &corev1.Pod{}, resync, indexers)
+		i.of[n] = toolscache.NewSharedIndexInformer(from(selector), &corev1.Pod{}, resync, maps.Clone(indexers))
 	}
 	i.SharedIndexInformer = i.of[0]
 	return i

@@ -38,7 +38,9 @@ func TestAPodThatMovesBetweenTheWatchesIsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		served := podsServed{}
 		pods := newPodInformer(served.listWatch, 0, toolscache.Indexers{
-			"all": func(any) ([]string, error) { return []string{"x"}, nil }})
+			toolscache.NamespaceIndex: toolscache.MetaNamespaceIndexFunc})
+		must.Do(t, pods.AddIndexers(toolscache.Indexers{
+			"all": func(any) ([]string, error) { return []string{"x"}, nil }}))
 		must.Do(t, pods.SetTransform(cluster.Keep))
 		var ended []string
 		registered, err := pods.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
