@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // Audit is what all nodes are asked. There is one in the cluster.
@@ -69,7 +71,7 @@ type Report struct {
 	Held []Held
 	// CannotServe says why pods of the node cannot have addresses of pools of a mode on their own interface. A mode is
 	// missing if they can, as far as is known.
-	CannotServe map[string]string
+	CannotServe map[string]v1alpha1.PodIPReportCause
 }
 
 // has reports whether the pod has the address.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -1030,7 +1032,7 @@ func TestAPodKeepsOffNodesThatCannotServeItsPool(t *testing.T) {
 	} {
 		b := bookOf(t, Spec{Mode: c.mode, Subnet: "10.50.0.0/24"})
 		for _, node := range []string{"n1", "n2", "n3"} {
-			a := Report{Node: node, CannotServe: map[string]string{"another mode": why}}
+			a := Report{Node: node, CannotServe: map[string]v1alpha1.PodIPReportCause{"another mode": why}}
 			if slices.Contains(c.cannot, node) {
 				a.CannotServe[string(c.mode)] = why
 			}
@@ -1052,7 +1054,7 @@ func TestAPodKeepsOffNodesThatCannotServeItsPool(t *testing.T) {
 
 	// Of another interface's network a node says nothing.
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.50.0.0/24"})
-	b.SetReport(Report{Node: "n1", CannotServe: map[string]string{string(L2): why}})
+	b.SetReport(Report{Node: "n1", CannotServe: map[string]v1alpha1.PodIPReportCause{string(L2): why}})
 	second := gatedPod(4)
 	second.Wants[0].Interface = "net1"
 	if a, _ := place(t, b, second, noon); !a.IsValid() {
@@ -1065,7 +1067,7 @@ func TestAPodKeepsOffNodesThatCannotServeItsPool(t *testing.T) {
 	if a, _ := place(t, b, has, noon); !a.IsValid() {
 		t.Fatal("no address")
 	}
-	b.SetReport(Report{Node: "n1", CannotServe: map[string]string{string(Routed): why}})
+	b.SetReport(Report{Node: "n1", CannotServe: map[string]v1alpha1.PodIPReportCause{string(Routed): why}})
 	b.SetPod(bound(3, "n1"))
 	if plan := b.Place("u3", noon); plan.Reason != "" || plan.Writes == nil {
 		t.Errorf("a pod that was given its address is not told: %+v", plan)

@@ -62,7 +62,7 @@ type reporter struct {
 	// what the report says of cannot.
 	reported   int64
 	reportedAt time.Time
-	saidCannot map[string]string
+	saidCannot map[string]v1alpha1.PodIPReportCause
 }
 
 // reset is for a Keeper that begins.
@@ -106,16 +106,16 @@ func (n *reporter) setCannot(mode v1alpha1.PodIPPoolMode, why string) {
 
 // cannotLocked returns what a report is to say of the modes, if the last one says this: of a mode that is not known yet
 // the same.
-func (n *reporter) cannotLocked(last map[string]string) map[string]string {
+func (n *reporter) cannotLocked(last map[string]v1alpha1.PodIPReportCause) map[string]v1alpha1.PodIPReportCause {
 	says := maps.Clone(last)
 	for mode, why := range n.cannot {
 		switch {
 		case why == "":
 			delete(says, string(mode))
 		case says == nil:
-			says = map[string]string{string(mode): why}
+			says = map[string]v1alpha1.PodIPReportCause{string(mode): v1alpha1.PodIPReportCause(why)}
 		default:
-			says[string(mode)] = why
+			says[string(mode)] = v1alpha1.PodIPReportCause(why)
 		}
 	}
 	return says
@@ -201,7 +201,7 @@ func (n *reporter) owed() *pool.Audit {
 }
 
 // cannotOf returns what the next report is to say of the modes.
-func (n *reporter) cannotOf(last *v1alpha1.PodIPReport) map[string]string {
+func (n *reporter) cannotOf(last *v1alpha1.PodIPReport) map[string]v1alpha1.PodIPReportCause {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if last == nil {
@@ -304,7 +304,7 @@ func ownerOf(node string, uid types.UID) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: uid}
 }
 
-func (n *reporter) noteReported(round int64, cannot map[string]string) {
+func (n *reporter) noteReported(round int64, cannot map[string]v1alpha1.PodIPReportCause) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reported, n.reportedAt, n.saidCannot = round, n.machine.now(), cannot

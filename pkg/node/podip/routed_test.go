@@ -265,8 +265,8 @@ func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 			t.Helper()
 			w.c.mu.Lock()
 			defer w.c.mu.Unlock()
-			if r := w.c.report; r == nil || r.Spec.CannotServe["L2"] != l2 || r.Spec.CannotServe["Routed"] != routed ||
-				!r.Spec.Round.Equal(micro(5)) {
+			if r := w.c.report; r == nil || string(r.Spec.CannotServe["L2"]) != l2 ||
+				string(r.Spec.CannotServe["Routed"]) != routed || !r.Spec.Round.Equal(micro(5)) {
 				t.Errorf("%s: the report is %+v, want %q and %q", when, w.c.report, l2, routed)
 			}
 		}

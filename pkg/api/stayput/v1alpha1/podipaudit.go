@@ -174,8 +174,12 @@ type PodIPReportSpec struct {
 	// can, or if the node does not know.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=8
-	CannotServe map[string]string `json:"cannotServe,omitempty"`
+	CannotServe map[string]PodIPReportCause `json:"cannotServe,omitempty"`
 }
+
+// PodIPReportCause is why a node cannot do something, for people.
+// +kubebuilder:validation:MaxLength=1024
+type PodIPReportCause string
 
 // PodIPHeld is an address that a pod has on a node, by the node's own books.
 type PodIPHeld struct {

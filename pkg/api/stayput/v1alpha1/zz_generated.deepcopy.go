@@ -435,7 +435,7 @@ func (in *PodIPReportSpec) DeepCopyInto(out *PodIPReportSpec) {
 	}
 	if in.CannotServe != nil {
 		in, out := &in.CannotServe, &out.CannotServe
-		*out = make(map[string]string, len(*in))
+		*out = make(map[string]PodIPReportCause, len(*in))
 		for key, val := range *in {
 			(*out)[key] = val
 		}
