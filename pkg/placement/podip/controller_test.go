@@ -1814,7 +1814,8 @@ func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 	cannot := func(node, why string) *stayputv1alpha1.PodIPReport {
 		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
 			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000),
-				CannotServe: map[string]stayputv1alpha1.PodIPReportCause{"Routed": why}}}
+				CannotServe: map[string]stayputv1alpha1.PodIPReportCause{
+					"Routed": stayputv1alpha1.PodIPReportCause(why)}}}
 	}
 	other := cannot("node-2", why)
 	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), asking("web-0", "far"),
