@@ -41,7 +41,11 @@ var law = []rule{
 	{pkg: "pkg/apiwatch", never: clients},
 	{pkg: "pkg/wire", never: clients},
 	{pkg: "pkg/apilist", never: clients},
-	{pkg: "pkg/uninstall", uses: []string{"pkg/api", "pkg/apiwatch"}, never: []string{"sigs.k8s.io/controller-runtime"}},
+	{pkg: "pkg/installation", uses: []string{"pkg/api", "pkg/apiwatch"}, never: []string{"sigs.k8s.io/controller-runtime"}},
+	{
+		pkg: "pkg/uninstall", uses: []string{"pkg/api", "pkg/home", "pkg/installation"},
+		never: []string{"pkg/ledger", "pkg/disk", "pkg/node", "pkg/placement", "google.golang.org/grpc"},
+	},
 
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
@@ -81,7 +85,7 @@ var law = []rule{
 		pkg: "pkg/node",
 		uses: []string{
 			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api",
-			"pkg/uninstall",
+			"pkg/installation",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
 			"pkg/node/retainedip", "pkg/node/wake", "pkg/node/apiserver",
 		},
@@ -110,22 +114,15 @@ var law = []rule{
 		never: addresses,
 	},
 	{
-		pkg:   "pkg/placement/uninstall",
-		uses:  []string{"pkg/api", "pkg/home", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate"},
-		never: addresses,
-	},
-	{
-		pkg: "pkg/placement/podstate",
-		uses: []string{
-			"pkg/api", "pkg/home", "pkg/placement/cluster", "pkg/placement/gate", "pkg/placement/uninstall",
-		},
+		pkg:   "pkg/placement/podstate",
+		uses:  []string{"pkg/api", "pkg/home", "pkg/placement/cluster", "pkg/placement/gate"},
 		never: addresses,
 	},
 	{
 		pkg: "pkg/placement",
 		uses: []string{
-			"pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
-			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall", "pkg/placement/webhook",
+			"pkg/api", "pkg/home", "pkg/installation", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate",
+			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/webhook",
 		},
 		never: addresses,
 	},
@@ -134,7 +131,7 @@ var law = []rule{
 	// Windows, too: it links nothing that knows the files of a node.
 	{
 		pkg:   "pkg/cli",
-		uses:  []string{"pkg/retention", "pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall"},
+		uses:  []string{"pkg/retention", "pkg/api", "pkg/home", "pkg/pool", "pkg/installation", "pkg/uninstall"},
 		never: []string{"pkg/ledger", "pkg/disk", "pkg/node", "pkg/placement", "google.golang.org/grpc", "github.com/containerd"},
 	},
 
@@ -158,7 +155,7 @@ var law = []rule{
 		},
 		never: allClients,
 	},
-	{pkg: "cmd/stayput-controller", uses: []string{"pkg/placement", "pkg/placement/uninstall", "cmd/internal/program"}},
+	{pkg: "cmd/stayput-controller", uses: []string{"pkg/placement", "pkg/uninstall", "cmd/internal/program"}},
 	{pkg: "cmd/kubectl-stayput", uses: []string{"pkg/cli", "cmd/internal/program"}},
 }
 

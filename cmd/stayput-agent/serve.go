@@ -26,7 +26,6 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
 	"github.com/stayput/stayput/pkg/node/cniconf"
-	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/plugin/nri"
 )
 
@@ -172,11 +171,6 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	defer cancel()
 	if err = server.Shutdown(last); errors.Is(err, context.DeadlineExceeded) {
 		err = server.Close() // a client that asks for nothing
-	}
-
-	// 7. A new process if stayput was installed again meanwhile.
-	if errors.Is(why, uninstall.ErrInstalledAgain) {
-		return program.Restart()
 	}
 	return errors.Join(why, err)
 }

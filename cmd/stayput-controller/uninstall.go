@@ -2,11 +2,12 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/stayput/stayput/pkg/placement/uninstall"
+	"github.com/stayput/stayput/pkg/uninstall"
 )
 
 func uninstallCommand(o *options) *cobra.Command {
@@ -14,10 +15,10 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Prepare the cluster for the removal of stayput",
-		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, remove the\n" +
-			"finalizers of PodIPs and PodIPPools, and wait until the running agents have restored their nodes. Then\n" +
-			"all other objects of stayput can be deleted. Helm runs this before it deletes a release. It may be run by hand\n" +
-			"and repeatedly.",
+		Long: "Has no further pod gated, annotates the ConfigMap stayput-installation, which tells the agents to restore their\n" +
+			"nodes, ungates every pod, removes the finalizers of PodIPs and pools, and waits until the agents are done. Then\n" +
+			"all objects of stayput can be deleted. Helm runs this before it deletes a release; for people there is kubectl\n" +
+			"stayput uninstall.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			namespace, err := o.namespace()
@@ -28,11 +29,15 @@ func uninstallCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return uninstall.Run(cmd.Context(), c, namespace, timeout, cmd.OutOrStdout())
+			return uninstall.Run(cmd.Context(), c, namespace, timeout, printsTo(cmd))
 		},
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait for pods and agents")
 	return cmd
+}
+
+func printsTo(cmd *cobra.Command) func(string) {
+	return func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) }
 }
 
 func ungateCommand(o *options) *cobra.Command {
@@ -40,8 +45,8 @@ func ungateCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ungate --all",
 		Short: "Ungate every pod that waits for its placement",
-		Long: `Ungate every pod that waits for its placement: the scheduler is free to place it. For use during an
-uninstallation, after the admission policies that gate pods are gone. It may be run more than once.`,
+		Long: `Ungate every pod that waits for its placement: the scheduler is free to place it. For use while no controller
+runs, after the ClusterRoleBinding stayput-gate was deleted, without which no pod is gated. It may be run more than once.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !all {
@@ -51,7 +56,11 @@ uninstallation, after the admission policies that gate pods are gone. It may be 
 			if err != nil {
 				return err
 			}
-			return uninstall.UngateAll(cmd.Context(), c, cmd.OutOrStdout())
+			found, err := uninstall.Ungate(cmd.Context(), c, printsTo(cmd))
+			if found == 0 && err == nil {
+				fmt.Fprintln(cmd.OutOrStdout(), "no pod is gated")
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "ungate every gated pod of the cluster")

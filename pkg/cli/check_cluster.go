@@ -21,7 +21,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/pkg/installation"
 )
 
 // reinstall is what to do if a part of the installation is missing.
@@ -37,7 +37,7 @@ type asInstalled struct {
 // RetainedIPs. What is only partly there is for the checks, and what cannot be read, too.
 func howInstalled(ctx context.Context, k client.Client, namespace string) (asInstalled, error) {
 	var of corev1.ConfigMap
-	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: installation.ConfigMap}, &of)
 	if apierrors.IsNotFound(err) {
 		if _, err = definition(ctx, k, "retainedips.stayput.io"); apierrors.IsNotFound(err) {
 			return asInstalled{}, fmt.Errorf("%w: kubectl stayput check --preflight reports what would work here",

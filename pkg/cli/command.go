@@ -60,7 +60,7 @@ pods and to create pods/exec in Stayput's namespace.`,
 	s.flags.AddFlags(f)
 	f.StringVar(&s.installation, "stayput-namespace", DefaultNamespace, "The namespace in which Stayput is installed")
 	cmd.AddCommand(getCommand(s), whyCommand(s), releaseCommand(s), nodeCommand(s), checkCommand(s), importCommand(s),
-		versionCommand(s, o.Version))
+		uninstallCommand(s), versionCommand(s, o.Version))
 	for _, verb := range cmd.Commands() {
 		run := verb.RunE
 		verb.RunE = func(cmd *cobra.Command, args []string) error {

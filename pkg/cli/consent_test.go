@@ -38,7 +38,7 @@ func (a acting) Run(_ context.Context, _ string, _ []byte, args ...string) ([]by
 		Action: inspection.ActionRetain, Done: done, Why: "the pod is not there"}}})
 }
 
-// Both verbs that change something ask, and do what they are told without a question.
+// The verbs that change something ask, and do what they are told without a question.
 func TestNothingIsChangedWithoutConsent(t *testing.T) {
 	node := aNode("node-1")
 	objects := map[string][]client.Object{"nodes": {&node}, "retainedips": {aRetainedIP()},
@@ -73,6 +73,7 @@ func TestNothingIsChangedWithoutConsent(t *testing.T) {
 		{"import openkruise", "the pod is not there", "Take them over? (y/N) "},
 		{"import spiderpool", "the pod is not there", "Take them over? (y/N) "},
 		{"import spiderpool --pools", "Adopt", "Take them over? (y/N) "},
+		{"uninstall --timeout=2s", "give up the addresses", "Uninstall Stayput from this cluster? (y/N) "},
 	} {
 		args := strings.Fields(verb.args)
 		out, errs, err := run(file, args...)

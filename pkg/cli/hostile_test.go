@@ -281,7 +281,7 @@ func TestNoVerbPrintsWhatOthersWroteAsItIs(t *testing.T) {
 			"spiderpool --dry-run=client"},
 		"release": {"web-0", "web-0 --yes", "web-0 --dry-run=client", "--all", "--all --dry-run=client",
 			"--node node-1 --namespace gone --dry-run=client", "--node node-1 --namespace gone"},
-		"version": {""}, "completion": nil, "help": nil,
+		"uninstall": {"--yes --timeout=2s"}, "version": {""}, "completion": nil, "help": nil,
 	}
 	kubeconfig := hostileServer(t, hostileObjects())
 	run := func(agents Agents, args string) {

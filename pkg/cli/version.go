@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/pkg/installation"
 )
 
 // versions is what version -o json prints.
@@ -60,13 +60,13 @@ namespace. kubectl stayput check compares the versions of the agents.`,
 // installedVersion is what the installation's ConfigMap says, which the chart labels as all that it makes.
 func installedVersion(ctx context.Context, k client.Client, namespace string) (string, error) {
 	var of corev1.ConfigMap
-	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: installation.ConfigMap}, &of)
 	switch {
 	case client.IgnoreNotFound(err) != nil:
 		return "", rightTo("get ConfigMaps in namespace "+namespace, err)
 	case err != nil:
 		return "", fmt.Errorf("%w: ConfigMap %s/%s is missing: check --stayput-namespace",
-			ErrNotInstalled, namespace, uninstall.ConfigMap)
+			ErrNotInstalled, namespace, installation.ConfigMap)
 	}
 	return orNone(of.Labels["app.kubernetes.io/version"]), nil
 }

@@ -9,11 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/pkg/installation"
 )
 
 func anInstallation() *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: uninstall.ConfigMap,
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: installation.ConfigMap,
 		Labels: map[string]string{"app.kubernetes.io/version": "0.1.0"}}}
 }
 

@@ -60,6 +60,13 @@ const (
 // webhook gates pods.
 var GatingPolicies = []string{PolicyGateAnnotated, PolicyGateRecorded, PolicyGatePools, PolicyDefaultPools}
 
+// GatePermission is the ClusterRoleBinding that lets the controller gate pods: without it no policy and no webhook does.
+const GatePermission = "stayput-gate"
+
+// GatedWorkloads is the ConfigMap of a namespace that lists the workloads whose pods are gated because a
+// PersistentPodState records them.
+const GatedWorkloads = "stayput-gated-workloads"
+
 // GateWebhook is the name of the webhook that gates pods where no policy can: of its MutatingWebhookConfiguration, its
 // Service, and the Secret with its certificate.
 const GateWebhook = "stayput-gate"

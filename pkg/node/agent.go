@@ -24,7 +24,7 @@
 //	watch.go      inotify, which wakes the others
 //	cniconf       a package: the plugin's binary and the conflist that names it
 //	retainedip    a package: RetainedIPs and Events in the cluster, and releases that are asked for there
-//	uninstall     a package: puts the node back as it was once stayput is uninstalled
+//	uninstall     a package: puts the node back as it was while stayput is being uninstalled
 package node
 
 import (
@@ -244,7 +244,7 @@ func New(o Options) (*Agent, error) {
 	// 4. The hooks.
 	a.hooks = &hooks{
 		policies: policies, queue: a.queue, pools: a.pools, reconcile: reconcileNow, book: bookNow,
-		uninstalling: func() bool { return a.uninstaller.Status() != "" }, metrics: a.metrics,
+		uninstalling: func() bool { return a.uninstaller.Status().Message != "" }, metrics: a.metrics,
 	}
 	a.unseen = &unseen{
 		now: unseenNow, nri: &a.nriUp, networks: networks, list: a.reconciler.sandboxes, netns: a.reconciler.netnsOf,
@@ -306,8 +306,8 @@ func set[T comparable](v *T, byDefault T) {
 	}
 }
 
-// Run runs every loop until ctx is done. If stayput is uninstalled before, it ends them, puts the node back as it was
-// and idles; its errors are those of [uninstall.Uninstaller.Run].
+// Run runs every loop until ctx is done. If stayput is being uninstalled before, it ends them, puts the node back as it
+// was and idles; its errors are those of [uninstall.Uninstaller.Run].
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.cri.Close()
 	defer a.watch.close()

@@ -129,8 +129,8 @@ func (a *Agent) Handler() http.Handler {
 
 // status is what the agent says of itself, to people and programs.
 func (a *Agent) status() inspection.Status {
-	if s := a.uninstaller.Status(); s != "" {
-		return inspection.Status{Ready: true, Message: s}
+	if s := a.uninstaller.Status(); s.Message != "" {
+		return inspection.Status{Ready: !s.Done, Message: s.Message} // no longer ready, it serves no pod
 	}
 	if !a.reconciler.tried.Load() {
 		return inspection.Status{Message: "no reconciliation yet"}

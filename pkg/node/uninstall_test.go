@@ -24,7 +24,6 @@ import (
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/node/wake"
-	signal "github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -39,10 +38,7 @@ type running struct {
 }
 
 // installedIn makes an agent that is installed in the cluster, and runs it.
-func (w *world) installedIn(c *nodetest.Cluster) *running { return w.holdsIn(c, shortly) }
-
-// holdsIn is installedIn for an agent that holds promises for a time of its own.
-func (w *world) holdsIn(c *nodetest.Cluster, hold time.Duration) *running {
+func (w *world) installedIn(c *nodetest.Cluster) *running {
 	w.t.Helper()
 	a, err := New(Options{
 		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir,
@@ -54,7 +50,7 @@ func (w *world) holdsIn(c *nodetest.Cluster, hold time.Duration) *running {
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 	check(w.t, err)
-	a.uninstaller.Confirm, a.uninstaller.Hold, a.uninstaller.Reload = shortly, hold, shortly
+	a.uninstaller.Reload = shortly
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{a, cancel, make(chan error, 1)}
 	over := make(chan struct{})
@@ -69,6 +65,13 @@ func (r *running) says(t *testing.T) string {
 	rec := httptest.NewRecorder()
 	r.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	return rec.Body.String()
+}
+
+// ready asks for /readyz, whether the agent serves pods.
+func (r *running) ready() bool {
+	rec := httptest.NewRecorder()
+	r.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return rec.Code == http.StatusOK
 }
 
 // stops ends the agent and returns its last word.
@@ -129,7 +132,7 @@ func (w *world) stateIsGone() {
 	}
 }
 
-func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
+func TestAtAnUninstallationTheNodeIsPutBackAsItWas(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	c.Install("first")
 	_, runs, job := w.inUse()
@@ -151,49 +154,29 @@ func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
 }
 
-func TestPromisesOutliveAnInstallationThatComesBack(t *testing.T) {
+// As by a GitOps program that prunes it and applies it again.
+func TestADeletedConfigMapEndsNoPromise(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	c.Install("first")
 	kept, runs, _ := w.inUse()
 	conf := filepath.Join(w.dir, "net.d")
+	check(t, os.WriteFile(filepath.Join(conf, "10-pods.conflist"), []byte(bridgeConf), 0o644))
 	check(t, os.WriteFile(filepath.Join(conf, cniconf.ConflistName), []byte(derivedConf), 0o644))
-	r := w.holdsIn(c, time.Hour)
+	r := w.installedIn(c)
 	eventually(t, "published", func() bool { return c.Object("kept") != nil })
-	c.Uninstall()
-	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "promises end at") })
-	if names := list(t, conf); len(names) > 0 {
-		t.Errorf("the CNI configuration is not handed back, there are %v", names)
-	}
+	c.AwaitFollower()
+	c.Prune()
+	check(t, r.stops()) // by SIGTERM, while there is none
+	w.stillPromised(r, kept, runs)
+	r = w.installedIn(c) // and the next one, while there is none
+	eventually(t, "looked", func() bool { return r.reconciler.tried.Load() })
+	w.stillPromised(r, kept, runs)
 	c.Install("second")
-	if err := <-r.ended; !errors.Is(err, uninstall.ErrInstalledAgain) {
-		t.Errorf("ended with %v", err)
-	}
-	w.want(kept, ledger.StateRetained)
-	w.want(runs, ledger.StateBound)
-	if c.Object("kept") == nil {
-		t.Error("the RetainedIP is gone")
-	}
-}
-
-func TestHeldPromisesEndWithTheAgentOrAtAWord(t *testing.T) {
-	for name, confirmed := range map[string]bool{"confirmed": true, "the agent is deleted too": false} {
-		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t), nodetest.StartCluster(t)
-			c.Install("first")
-			_, runs, job := w.inUse()
-			r := w.holdsIn(c, time.Hour)
-			eventually(t, "published", func() bool { return c.Object("kept") != nil })
-			says := "promises end at"
-			if confirmed {
-				c.ConfirmUninstall()
-				says = "uninstalled: stayput was removed"
-			}
-			c.Uninstall()
-			eventually(t, "said", func() bool { return strings.Contains(r.says(t), says) })
-			check(t, r.stops())
-			w.stateIsGone()
-			w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
-		})
+	c.AwaitFollower()
+	check(t, r.stops())
+	w.stillPromised(r, kept, runs)
+	if names := list(t, conf); !slices.Contains(names, cniconf.ConflistName) || c.Object("kept") == nil {
+		t.Errorf("there are %v, and the RetainedIP %v", names, c.Object("kept"))
 	}
 }
 
@@ -266,6 +249,23 @@ func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testi
 	}
 }
 
+// agent.cni.install is false, and somebody has named the plugin. The agent can do no more, and nobody waits for it.
+func TestAConfigurationByHandIsNamedAndHoldsNothingUp(t *testing.T) {
+	w, cl := newWorld(t), nodetest.StartCluster(t)
+	cl.Install("first")
+	w.inUse()
+	conf := filepath.Join(w.dir, "net.d")
+	check(t, os.WriteFile(filepath.Join(conf, "10-pods.conflist"),
+		[]byte(strings.ReplaceAll(bridgeConf, "host-local", "stayput")), 0o644))
+	r := w.installedIn(cl)
+	eventually(t, "published", func() bool { return cl.Object("kept") != nil })
+	cl.Uninstall()
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "10-pods.conflist uses the plugin: set ipam.type") })
+	if r.ready() || cl.Object("kept") != nil {
+		t.Errorf("ready: %v, the RetainedIP is %v", r.ready(), cl.Object("kept"))
+	}
+}
+
 func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 	w, cl := newWorld(t), nodetest.StartCluster(t)
 	cl.Install("first")
@@ -291,83 +291,33 @@ func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 	w.stateIsGone()
 }
 
-func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {
+// It installs nothing again meanwhile.
+func TestAnAgentThatStartsDuringAnUninstallationPutsTheNodeBack(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	c.Install("first")
 	_, runs, job := w.inUse()
+	c.Uninstall()
 	r := w.installedIn(c)
-	eventually(t, "remembered", func() bool {
-		_, err := os.Stat(filepath.Join(w.dir, "state", "installation"))
-		return err == nil
-	})
-	check(t, r.stops())
-	c.Mu.Lock()
-	c.Installed = ""
-	c.Version++
-	c.Mu.Unlock()
-	r = w.installedIn(c)
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
-	check(t, r.stops())
-	w.stateIsGone()
-	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
-}
-
-func TestOneWhoWasKilledWhileItLeftIsFinishedByTheNext(t *testing.T) {
-	for name, away := range map[string]bool{"the API server answers": false, "the API server is away": true} {
-		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t), nodetest.StartCluster(t)
-			_, runs, job := w.inUse()
-			memory := `{"uid":"first","version":"7","leaving":true}`
-			check(t, os.WriteFile(filepath.Join(w.dir, "state", "installation"), []byte(memory), 0o644))
-			if away {
-				c.Answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 403} })
-			}
-			r := w.installedIn(c)
-			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
-			check(t, r.stops())
-			w.stateIsGone()
-			w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
-		})
+	if r.reconciler.tried.Load() {
+		t.Error("it has worked before")
 	}
-}
-
-func TestOneWhoIsToldToEndWhileItLeavesFinishesFirst(t *testing.T) {
-	w, c := newWorld(t), nodetest.StartCluster(t)
-	c.Install("first")
-	_, runs, job := w.inUse()
-	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.Object("kept") != nil })
-	c.Uninstall()
-	check(t, r.stops()) // at once, as when the DaemonSet is deleted in the same moment
-	w.stateIsGone()
-	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
-}
-
-func TestOneWhoIsToldToEndAsksWhetherItIsForGood(t *testing.T) {
-	w, c := newWorld(t), nodetest.StartCluster(t)
-	c.Install("first")
-	_, runs, job := w.inUse()
-	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.Object("kept") != nil })
-	c.Mu.Lock() // nobody told the agent
-	c.Installed = ""
-	c.Version++
-	c.Mu.Unlock()
 	check(t, r.stops())
 	w.stateIsGone()
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
 }
 
-func TestLostRightsKeepNoNodeFromBeingPutBack(t *testing.T) {
+func TestWhenTheNodeIsPutBackItStaysSoThoughTheConfigMapIsDeleted(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
 	eventually(t, "published", func() bool { return c.Object("kept") != nil })
 	c.Uninstall()
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
+	c.Prune()
 	c.Answers(func(*http.Request) *metav1.Status { return nodetest.Forbidden() }) // with the same kubectl delete
 	c.EndWatches(nil)
-	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
 	check(t, r.stops())
 	w.stateIsGone()
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
@@ -385,12 +335,22 @@ func TestAnAPIServerThatFailsKeepsNoNodeFromBeingPutBack(t *testing.T) {
 	})
 	c.Uninstall()
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalling: degraded") })
-	check(t, r.stops())
-	w.stateIsGone()
+	eventually(t, "the files to go", func() bool {
+		_, err := os.Stat(filepath.Join(w.dir, "state"))
+		return errors.Is(err, fs.ErrNotExist)
+	})
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+	if !r.ready() {
+		t.Error("it says that the node is done, and has not deleted its RetainedIPs")
+	}
+	c.Answers(nil)
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
+	if r.ready() || c.Object("kept") != nil {
+		t.Errorf("ready: %v, the RetainedIP is %v", r.ready(), c.Object("kept"))
+	}
 }
 
-// kept holds that nothing was freed.
+// stillPromised checks that nothing was freed.
 func (w *world) stillPromised(r *running, addrs ...netip.Addr) {
 	w.t.Helper()
 	list, err := w.ledger.List()
@@ -405,46 +365,6 @@ func (w *world) stillPromised(r *running, addrs ...netip.Addr) {
 	}
 }
 
-func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
-	for name, happens := range map[string]func(*nodetest.Cluster){
-		"its rights are lost": func(c *nodetest.Cluster) {
-			c.Answers(func(*http.Request) *metav1.Status { return nodetest.Forbidden() })
-			c.EndWatches(nil)
-		},
-		"it is not authenticated": func(c *nodetest.Cluster) {
-			c.Answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 401} })
-			c.EndWatches(nil)
-		},
-		"nothing is found": func(c *nodetest.Cluster) {
-			c.Answers(func(*http.Request) *metav1.Status { return nodetest.NotFound("configmaps", signal.ConfigMap) })
-			c.EndWatches(nil)
-		},
-		"the API server's resourceVersion went backwards": func(c *nodetest.Cluster) {
-			c.Mu.Lock()
-			c.Installed, c.Version = "", 5
-			c.Mu.Unlock()
-			c.EndWatches(nil)
-		},
-		"the API server is away": func(c *nodetest.Cluster) { c.EndWatches(nil); c.Server.CloseClientConnections() },
-		"the object is replaced": func(c *nodetest.Cluster) { c.Uninstall(); c.Install("second") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t), nodetest.StartCluster(t)
-			c.Install("first")
-			kept, runs, _ := w.inUse()
-			r := w.installedIn(c)
-			eventually(t, "published", func() bool { return c.Object("kept") != nil })
-			eventually(t, "followed", func() bool { c.Mu.Lock(); defer c.Mu.Unlock(); return len(c.Followers) > 0 })
-			happens(c)
-			wake.Pause(t.Context(), 10*shortly) // nothing happens: there is nothing to wait for
-			w.stillPromised(r, kept, runs)
-			r.end()
-			<-r.ended
-			w.stillPromised(r, kept, runs)
-		})
-	}
-}
-
 func TestAnAgentThatNeverSawTheObjectStays(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	kept, runs, _ := w.inUse()
@@ -456,7 +376,7 @@ func TestAnAgentThatNeverSawTheObjectStays(t *testing.T) {
 	w.stillPromised(r, kept, runs)
 }
 
-func TestWhenItIsInstalledAgainTheAgentBeginsAnew(t *testing.T) {
+func TestAnUninstallationThatIsWithdrawnBeginsTheAgentAnew(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	c.Install("first")
 	w.inUse()
@@ -464,8 +384,8 @@ func TestWhenItIsInstalledAgainTheAgentBeginsAnew(t *testing.T) {
 	eventually(t, "published", func() bool { return c.Object("kept") != nil })
 	c.Uninstall()
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
-	c.Install("second")
-	if err := <-r.ended; !errors.Is(err, uninstall.ErrInstalledAgain) {
+	c.KeepInstalled()
+	if err := <-r.ended; !errors.Is(err, uninstall.ErrNoLonger) {
 		t.Fatalf("ended with %v", err)
 	}
 	r = w.installedIn(c)

@@ -6,15 +6,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/mailbox"
-	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
 )
@@ -134,8 +131,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if w.reports.Keeps(e.Name) || name == uninstall.RecordFile || name == mailbox.Dir ||
-			strings.HasPrefix(name, atomicfile.TempPrefix) {
+		if w.reports.Keeps(e.Name) || name == mailbox.Dir {
 			return
 		}
 		w.agreed.void()

@@ -19,7 +19,7 @@
 //	podip        addresses of pools: which a pod gets, and when they are free
 //	cluster      pods as the caches keep them, and nodes and workloads as the rules ask for them
 //	podstate     PersistentPodStates: generating, recording, gating, stepping aside for OpenKruise
-//	gate         the scheduling gate and how it is removed; uninstall, which removes all of them
+//	gate         the scheduling gate and how it is removed
 //	webhook      what adds the gate where the API server has no policies for that
 //
 // A pod's way: the placer claims its addresses of pools, if it asks for any, gathers its situation from the caches and

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -30,12 +31,11 @@ import (
 	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/installation"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/podip"
 	"github.com/stayput/stayput/pkg/placement/podstate"
-	"github.com/stayput/stayput/pkg/placement/uninstall"
 	"github.com/stayput/stayput/pkg/placement/webhook"
-	signal "github.com/stayput/stayput/pkg/uninstall"
 )
 
 // Scheme has the types of all objects that the controller reads or writes.
@@ -198,8 +198,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 			return false
 		}
 	}
-	hooked := func() bool { return false }
-	uninstalling, again, err := addUninstall(mgr, o.Namespace, memory, func() bool { return hooked() })
+	uninstalling, err := followInstallation(mgr, o.Namespace)
 	if err != nil {
 		return err
 	}
@@ -209,7 +208,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	if err != nil {
 		return err
 	}
-	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling, again)
+	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling)
 	if err != nil {
 		return err
 	}
@@ -217,11 +216,10 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	// 4. What gates pods, where that is not for policies to do.
 	if o.GateWebhook != nil {
 		hook, err := webhook.New(mgr, webhook.Options{Namespace: o.Namespace, Given: o.GateWebhook.Given,
-			Registry: metrics.Registry, Recorded: records.Target, Uninstalling: uninstalling})
+			Registry: metrics.Registry, Recorded: records.Target})
 		if err != nil {
 			return err
 		}
-		hooked = hook.Serves
 		if err := addServer(mgr, "webhook", ":"+strconv.Itoa(o.GateWebhook.Port), hook, hook.TLS); err != nil {
 			return err
 		}
@@ -240,7 +238,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	pools := podip.Options{Workloads: workloads, Uninstalling: uninstalling, LongestRetention: o.LongestRetention,
 		Registry: metrics.Registry}
 	if o.Namespace != "" {
-		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
+		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: installation.ConfigMap}
 	}
 	addresses, err := podip.Add(mgr, pools)
 	if err != nil {
@@ -283,20 +281,49 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		addServer(mgr, "health", o.HealthAddress, healthHandler(synced), nil))
 }
 
-// addUninstall registers the loop that ungates all pods when stayput is uninstalled from a namespace, if one is given.
-// begun reports whether that has begun; again delivers after it turned out to be none.
-// hooked reports whether a webhook gates pods.
-func addUninstall(mgr ctrl.Manager, namespace string, m *memory, hooked func() bool,
-) (begun func() bool, again <-chan struct{}, err error) {
+// errNoLonger ends a process after an uninstallation that was withdrawn: others have changed what it knows to be so.
+var errNoLonger = errors.New("stayput is no longer being uninstalled")
+
+// followInstallation has every replica follow whether stayput is being uninstalled from a namespace, if one is given,
+// and returns what reports it.
+func followInstallation(mgr ctrl.Manager, namespace string) (uninstalling func() bool, err error) {
 	if namespace == "" {
-		return func() bool { return false }, nil, nil
+		return func() bool { return false }, nil
 	}
-	u, err := uninstall.New(mgr, namespace, m, hooked)
+	log := mgr.GetLogger().WithName("installation")
+	f, err := installation.New(mgr.GetConfig(), namespace, slog.New(logr.ToSlogHandler(log)))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return u.Begun, u.Again(), mgr.Add(u)
+	uninstalling = func() bool { return f.State().Uninstalling }
+	return uninstalling, mgr.Add(everyReplica(func(ctx context.Context) error {
+		following, stop := context.WithCancel(ctx)
+		defer stop()
+		go f.Run(following)
+		for begun := false; ; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-f.Changed():
+			}
+			switch is := uninstalling(); {
+			case begun && !is:
+				return errNoLonger
+			case is && !begun:
+				log.Info("Uninstalling: no pod waits for its placement anymore")
+				begun = true
+			}
+		}
+	}))
 }
+
+// everyReplica is run by every replica, whether it leads or not.
+type everyReplica func(context.Context) error
+
+func (f everyReplica) Start(ctx context.Context) error { return f(ctx) }
+
+// NeedLeaderElection returns false.
+func (everyReplica) NeedLeaderElection() bool { return false }
 
 // follow has every replica follow pods and RetainedIPs, so that the next leader knows what they did, and fill the other
 // caches, so that it can lead at once.

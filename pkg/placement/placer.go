@@ -36,7 +36,6 @@ import (
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/placement/podip"
 	"github.com/stayput/stayput/pkg/placement/podstate"
-	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
 // placementWorkers is how many pods are placed at a time: placing one is a write, which waits for etcd's disk.
@@ -57,7 +56,7 @@ type placer struct {
 	nominates bool
 	// pools has the addresses of pools, nil if there are none.
 	pools *podip.Claimer
-	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
+	// uninstalling reports whether stayput is being uninstalled: then no pod waits.
 	uninstalling func() bool
 	// lag is until a pod is placed again that has changed: ever longer, since an API server that was away needs seconds
 	// until its watches bring what has changed meanwhile.
@@ -246,9 +245,6 @@ func (p *placer) sayFailure(ctx context.Context, key types.NamespacedName, err e
 }
 
 func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	if p.uninstalling() {
-		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
-	}
 	var cached cluster.Pod
 	if err := p.cache.Get(ctx, req.NamespacedName, &cached); err != nil {
 		p.memory.decided(req.NamespacedName)
@@ -257,6 +253,9 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	pod := cached.Core()
 	if p.memory.WasUngated(pod) {
 		return reconcile.Result{}, nil // the cache is behind
+	}
+	if p.uninstalling() {
+		return reconcile.Result{}, p.ungate(ctx, pod)
 	}
 	if home.Gated(pod) && !home.LastGate(pod) {
 		return reconcile.Result{}, nil // the end of another gate wakes it
@@ -336,12 +335,23 @@ func (p *placer) ungateTooLong(ctx context.Context, pod *corev1.Pod) error {
 	if !home.Gated(pod) {
 		return nil
 	}
+	if err := p.ungate(ctx, pod); err != nil {
+		return err
+	}
+	p.say(pod, corev1.EventTypeWarning, home.ReasonPodTooLong, cluster.TooLongNote+
+		": the pod was ungated without its home")
+	return nil
+}
+
+// ungate removes the gate of a pod, if it has one, and gives it nothing.
+func (p *placer) ungate(ctx context.Context, pod *corev1.Pod) error {
+	if !home.Gated(pod) {
+		return nil
+	}
 	if err := gate.Remove(ctx, p.client, pod); err != nil {
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.Ungated(pod)
-	p.say(pod, corev1.EventTypeWarning, home.ReasonPodTooLong, cluster.TooLongNote+
-		": the pod was ungated without its home")
 	p.memory.decided(client.ObjectKeyFromObject(pod))
 	return nil
 }

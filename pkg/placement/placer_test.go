@@ -282,6 +282,18 @@ func TestAPodIsPlacedOnceNoOtherGateHoldsIt(t *testing.T) {
 	}
 }
 
+func TestDuringAnUninstallationNoPodWaitsOrGoesHome(t *testing.T) {
+	pod := hometest.Pod(ownedBySet, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "kueue.x-k8s.io/admission"})
+	})
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a", hometest.Cordoned),
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+	p.uninstalling = func() bool { return true }
+	if is := p.looksAt(t, pod); home.Gated(is) || home.Pinned(is) || len(is.Spec.SchedulingGates) != 1 {
+		t.Errorf("it is %+v", is.Spec)
+	}
+}
+
 func TestARefusalThatComesLateIsNoReasonToDeleteThePodAtOnce(t *testing.T) {
 	pod := hometest.Pod(ownedBySet)
 	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),

@@ -129,11 +129,9 @@ const installHead = `# stayput, without its custom resource definitions, which a
 # gates pods, which is in gate-policies.yaml and, before Kubernetes 1.36, in gate-webhook.yaml. Made from the chart by make
 # manifests.
 #
-# kubectl applies and deletes in the order of the file, which is made for deleting. First comes the permission without
-# which no pod is gated. Then, after the policies, comes the Namespace, above its contents because they can only be
-# applied after it; they are deleted in the background. Then comes the ConfigMap whose deletion is the signal at which the
-# controllers ungate every pod and the agents put their nodes back. The controllers' rights, which they need until then,
-# are the end of the file. When the file is applied, the pods wait a moment for their accounts.
+# kubectl applies and deletes in the order of the file. First comes the permission without which no pod is gated: none may
+# be once the controllers are gone. Then come the policies, and the Namespace above its contents. Before you delete it, run
+# kubectl stayput uninstall: the deletion alone puts no node back, and ungates no pod.
 `
 
 // added returns what values add to an installation with others. They change nothing else, so that this can be applied
@@ -191,18 +189,11 @@ func turn(d Document) int {
 		return 2
 	case "Namespace":
 		return 3
-	case "ConfigMap":
-		return 4
-	case "DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy":
-		return 5
 	}
-	switch {
-	case strings.HasPrefix(d.Kind, "ClusterRole") && d.Name == "stayput-gate":
+	if strings.HasPrefix(d.Kind, "ClusterRole") && d.Name == "stayput-gate" {
 		return 0
-	case !strings.HasPrefix(d.Name, "stayput-controller"):
-		return 6
 	}
-	return 7
+	return 4
 }
 
 // Document is an object of a rendering.

@@ -377,8 +377,7 @@ func kindsAndNames(t *testing.T, manifest []byte) (all []string) {
 	return all
 }
 
-// Deleting the manifests in order ends the gating first, and announces the uninstallation before the agents and
-// controllers lose their rights.
+// Deleting the manifests in order ends the gating first: no pod may be gated once the controllers are gone.
 func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 	all, err := installation(testContext(t))
 	must.Do(t, err)
@@ -397,9 +396,9 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 			"MutatingAdmissionPolicy stayput-restored",
 		},
 		"gate-webhook.yaml": {
-			"MutatingWebhookConfiguration stayput-gate", "Secret stayput-gate", "Service stayput-gate",
+			"MutatingWebhookConfiguration stayput-gate", "Secret stayput-gate",
 			"ClusterRole stayput-controller-gate", "ClusterRoleBinding stayput-controller-gate",
-			"Role stayput-controller-gate", "RoleBinding stayput-controller-gate",
+			"Role stayput-controller-gate", "RoleBinding stayput-controller-gate", "Service stayput-gate",
 		},
 		"pools-gate-policies.yaml": {
 			"MutatingAdmissionPolicyBinding stayput-gate-pools", "MutatingAdmissionPolicyBinding stayput-default-pools",
@@ -411,21 +410,12 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 		}
 	}
 	namespace := slices.Index(order, "Namespace stayput-system")
-	if namespace < 0 || order[namespace+1] != "ConfigMap stayput-installation" {
-		t.Errorf("the ConfigMap stayput-installation does not follow its namespace: %q", order)
+	if namespace < 0 {
+		t.Fatalf("there is no namespace: %q", order)
 	}
 	for _, o := range order[namespace:] {
 		if strings.Contains(o, "AdmissionPolicy") {
 			t.Errorf("%s comes after the namespace, whose deletion begins to remove accounts and rights", o)
-		}
-	}
-	rights := slices.IndexFunc(order, func(o string) bool {
-		return !strings.Contains(o, "AdmissionPolicy") && strings.HasSuffix(o, " stayput-controller") &&
-			!strings.HasPrefix(o, "Deployment ") && !strings.HasPrefix(o, "PodDisruptionBudget ")
-	})
-	for _, o := range order[rights:] {
-		if !strings.Contains(o, " stayput-controller") {
-			t.Errorf("%s comes after the controller's rights", o)
 		}
 	}
 	for _, o := range []string{"CustomResourceDefinition", "Job"} {
@@ -459,9 +449,7 @@ func TestEveryInstallationGuardsTheAddressesOfPods(t *testing.T) {
 func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	want := []string{
 		"ClusterRole stayput-agent-pools", "ClusterRole stayput-controller-pools", "ClusterRole stayput-pools-view",
-		"ClusterRole stayput-uninstall-pools",
 		"ClusterRoleBinding stayput-agent-pools", "ClusterRoleBinding stayput-controller-pools",
-		"ClusterRoleBinding stayput-uninstall-pools",
 		"CustomResourceDefinition podipaudits.stayput.io", "CustomResourceDefinition podippools.stayput.io",
 		"CustomResourceDefinition podipreports.stayput.io", "CustomResourceDefinition podips.stayput.io",
 		"MutatingAdmissionPolicy stayput-default-pools", "MutatingAdmissionPolicy stayput-gate-pools",
@@ -470,7 +458,6 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 		"ValidatingAdmissionPolicy stayput-agent-pools", "ValidatingAdmissionPolicyBinding stayput-agent-pools",
 	}
 	isDefinition := func(name string) bool { return strings.HasPrefix(name, "CustomResourceDefinition") }
-	isHook := func(name string) bool { return strings.HasSuffix(name, " stayput-uninstall-pools") }
 	for name, values := range renderings {
 		// A later value wins.
 		without, with := texts(t, values, "--set=pools.enabled=false"),
@@ -485,9 +472,9 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 			delete(with, object)
 		}
 		expect := want
-		if name == "everything off" { // neither definitions nor roles for people nor the Job
+		if name == "everything off" { // neither definitions nor roles for people
 			expect = slices.DeleteFunc(slices.Clone(want), func(object string) bool {
-				return isDefinition(object) || isHook(object) || object == "ClusterRole stayput-pools-view"
+				return isDefinition(object) || object == "ClusterRole stayput-pools-view"
 			})
 		}
 		if name == "everything off" || name == "the webhook" { // no policies gate there
@@ -536,14 +523,8 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	must.Do(t, err)
 	order := kindsAndNames(t, files["pools.yaml"])
 	inFile := slices.DeleteFunc(slices.Clone(want), func(object string) bool {
-		return isDefinition(object) || isHook(object) || strings.HasPrefix(object, "Mutating")
+		return isDefinition(object) || strings.HasPrefix(object, "Mutating")
 	})
-	last := slices.Index(order, "ClusterRole stayput-controller-pools")
-	for _, o := range order[last:] {
-		if !strings.HasSuffix(o, " stayput-controller-pools") {
-			t.Errorf("%s comes after the controller's rights", o)
-		}
-	}
 	if slices.Sort(order); !slices.Equal(order, inFile) {
 		t.Errorf("pools.yaml has %q, want %q", order, inFile)
 	}

@@ -223,7 +223,7 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 		t.Errorf("got %q, want %q", got, andEvery(installed))
 	}
 	if got := uid(t, c, namespace, "configmap", "stayput-installation"); got != sentinel {
-		t.Error("the ConfigMap whose deletion means uninstalled was deleted in between")
+		t.Error("the ConfigMap stayput-installation was deleted in between")
 	}
 
 	// The hook needs running pods: see test/cluster.

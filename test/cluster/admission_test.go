@@ -254,7 +254,7 @@ var attempts = func() []attempt {
 		// The controller, on other objects.
 		{"the controller says which pools there are", asController, merge(cmKind, lab.SystemNamespace+"/stayput-installation",
 			`{metadata: {annotations: {stayput.io/pools: "true", stayput.io/routed-pools: "true"}}}`), ""},
-		{"the controller confirms the end of the installation", asController,
+		{"the controller says that Stayput is being uninstalled", asController,
 			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/uninstall: "true"}}}`),
 			"may write only the ConfigMap stayput-gated-workloads, and whether there are pools"},
 		{"the controller changes the installation", asController,

@@ -41,6 +41,8 @@ const (
 	crdKind         = "CustomResourceDefinition.v1.apiextensions.k8s.io"
 	clusterRoleKind = "ClusterRole.v1.rbac.authorization.k8s.io"
 	accountKind     = "ServiceAccount.v1."
+
+	clusterRoleBindingKind = "ClusterRoleBinding.v1.rbac.authorization.k8s.io"
 )
 
 func asViewer(g *guard) *rest.Config { return g.c.RESTConfigAs("viewer") }
@@ -203,8 +205,6 @@ var rights = func() []right {
 		{"read the ConfigMap of the gate", asController, get(cmKind, "stayput-gated-workloads"), true},
 		{"watch OpenKruise's mutating webhook", asController,
 			follow(webhookKind, "", "metadata.name=kruise-mutating-webhook-configuration"), true},
-		{"watch the binding of its gate", asController,
-			follow(mapBindingKind, "", "metadata.name=stayput-gate-annotated"), true},
 		{"delete the binding that keeps targets unique", asController, remove(vapBindingKind, "stayput-unique-target"), true},
 
 		{"read pools", asController, list(poolKind, "", true), true},
@@ -285,14 +285,10 @@ var rights = func() []right {
 			create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`),
 			false},
 
-		{"delete the binding that gates annotated pods", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), true},
-		{"delete the binding that gates recorded pods", asUninstall, remove(mapBindingKind, "stayput-gate-recorded"), true},
-		{"confirm the end of the installation", asUninstall,
+		{"delete the permission to gate", asUninstall, remove(clusterRoleBindingKind, "stayput-gate"), true},
+		{"say that Stayput is being uninstalled", asUninstall,
 			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/uninstall: "true"}}}`),
 			true},
-		{"end the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), true},
-		{"delete the binding that gates pods of pools", asUninstall, remove(mapBindingKind, "stayput-gate-pools"), true},
-		{"delete the binding that labels namespaces", asUninstall, remove(mapBindingKind, "stayput-default-pools"), true},
 		{"find gated pods", asUninstall, list(podKind, "spec.nodeName=", true), true},
 		{"ungate a pod", asUninstall,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`),
@@ -304,6 +300,9 @@ var rights = func() []right {
 		{"let a PodIP go", asUninstall, merge(podIPKind, "10.6.168.102", `{metadata: {finalizers: null}}`), true},
 
 		{"delete a PodIP", asUninstall, remove(podIPKind, "10.6.168.102"), false},
+		{"delete the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
+		{"delete another permission", asUninstall, remove(clusterRoleBindingKind, "stayput-agent"), false},
+		{"delete the binding that gates annotated pods", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), false},
 		{"claim an address", asUninstall, create(newPodIP("10.6.168.105")), false},
 		{"delete a pod", asUninstall, remove(podKind, "waiting"), false},
 		{"change the status of a pod", asUninstall, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
@@ -353,7 +352,7 @@ var rights = func() []right {
 			right{"watch the installation", as,
 				follow(cmKind, lab.SystemNamespace, "metadata.name=stayput-installation"), true},
 			right{"read the installation", as, get(cmKind, lab.SystemNamespace+"/stayput-installation"), i == 1},
-			right{"end the installation", as, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
+			right{"delete the installation", as, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
 		)
 	}
 	for _, as := range []func(*guard) *rest.Config{asAgent, asController, asUninstall} {

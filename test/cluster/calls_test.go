@@ -22,7 +22,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/pkg/installation"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -174,7 +174,7 @@ func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 			selector == "metadata.name=none":
 			// The agent lists an object that never exists to learn whether the API server went back in time.
 		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace &&
-			selector == "metadata.name="+uninstall.ConfigMap:
+			selector == "metadata.name="+installation.ConfigMap:
 		default:
 			t.Errorf("the agent of %s: %s %s", node, r.Verb, r.RequestURI)
 		}

@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,8 +16,6 @@ import (
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 	t.Parallel()
 	folder, err := filepath.Abs("../../deploy")
-	must.Do(t, err)
-	product, err := buildOnce(t.Context())
 	must.Do(t, err)
 	install, gates := filepath.Join(folder, "install.yaml"), filepath.Join(folder, "gate-policies.yaml")
 	definitions, ofOpenKruise := filepath.Join(folder, "crds.yaml"), filepath.Join(folder, "persistentpodstates.yaml")
@@ -52,28 +49,46 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 				if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
 					t.Errorf("the node without an agent: %v", err)
 				}
-				// The documented command cleans it up.
-				version, err := lab.ChartVersion(filepath.Join(folder, "chart"))
-				must.Do(t, err)
-				t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin",
-					"--image="+lab.ProductImage+":"+version, "--", "/stayput-agent", "uninstall", "--root=/proc/1/root"))
+				cleanByHand(t, c, n)
 			}},
 		{"by kubectl", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true},
 			func(t *testing.T, c *lab.Cluster) {
-				t.Log(kubectl(t, c, "delete", "-f", gates, "-f", install))
+				uninstallByHand(t, c)
+				t.Log(kubectl(t, c, "delete", "-f", gates, "-f", install, "--ignore-not-found"))
 			}, func(t *testing.T, c *lab.Cluster) {
 				// In the wrong order, under running agents.
 				if kubectl(t, c, "get", "retainedips", "-A", "-o", "name") == "" {
 					t.Error("there are no RetainedIPs")
 				}
 				kubectl(t, c, "delete", "-f", definitions, "-f", ofOpenKruise, "--timeout=30s")
-				config, err := c.Kubeconfig()
-				must.Do(t, err)
-				out, err := exec.CommandContext(testContext(t), product.Controller, "uninstall",
-					"--kubeconfig="+config).CombinedOutput()
-				t.Logf("%s", out)
-				must.Do(t, err)
+				uninstallByHand(t, c)
 				kubectl(t, c, "delete", "-f", gates, "-f", install, "--ignore-not-found")
+			}},
+		{"by kubectl without a word", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true},
+			func(t *testing.T, c *lab.Cluster) {
+				kubectl(t, c, "delete", "-f", gates, "-f", install)
+				if len(gatedPods(t, c)) == 0 {
+					t.Error("the test is wrong: no pod is gated")
+				}
+				for _, n := range c.Nodes { // they go on as without an agent
+					if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
+						t.Error(err)
+					}
+				}
+				// Installed again, and removed in order.
+				must.Do(t, c.Install(testContext(t), lab.InstallOptions{Manifests: true}))
+				uninstallByHand(t, c)
+				kubectl(t, c, "delete", "-f", gates, "-f", install, "--ignore-not-found")
+			}, func(t *testing.T, c *lab.Cluster) {
+				// Or cleared node by node.
+				kubectl(t, c, "delete", "-f", gates, "-f", install)
+				if said := uninstallByHand(t, c); !strings.Contains(said, "keep their promises: node-1, node-2, node-3\n") {
+					t.Error("it does not name the nodes")
+				}
+				for _, n := range c.Nodes {
+					cleanByHand(t, c, n)
+				}
+				kubectl(t, c, "delete", "-f", definitions, "-f", ofOpenKruise)
 			}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
@@ -185,4 +200,21 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			untouched(t, c, last)
 		})
 	}
+}
+
+// uninstallByHand runs kubectl stayput uninstall and returns what it says.
+func uninstallByHand(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	out := works(t, c, "default", "uninstall", "--yes")
+	t.Log(out)
+	return out
+}
+
+// cleanByHand cleans a node without an agent by the documented command.
+func cleanByHand(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
+	t.Helper()
+	version, err := lab.ChartVersion("../../deploy/chart")
+	must.Do(t, err)
+	t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin",
+		"--image="+lab.ProductImage+":"+version, "--", "/stayput-agent", "uninstall", "--root=/proc/1/root"))
 }

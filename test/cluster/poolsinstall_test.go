@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -102,7 +101,7 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 	untouched(t, c, after)
 	untouched(t, c, again)
 
-	// 4. If the rights go first, as by kubectl, the command that is there for it lets the definitions go.
+	// 4. If the rights go first, as by kubectl, kubectl stayput uninstall lets the definitions go.
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
 	early := namespace(t, c) // annotated before the policy is there that would label it
 	kubectl(t, c, "annotate", "namespace", early, "stayput.io/pools=blue")
@@ -130,22 +129,14 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 	until(t, "all of it to be held again", func(context.Context) bool { // the pool a moment after its addresses
 		return len(strings.Fields(held(t, c))) == 4
 	})
-	// The policies would be the first sign of an uninstallation, in which the controller removes finalizers.
 	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml", "-f", "../../deploy/pools-gate-policies.yaml")
-	_, err = c.Uninstall(testContext(t))
+	_, err = c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait", "--no-hooks")
 	must.Do(t, err)
 	untouched(t, c, after)
 	if n := len(strings.Fields(held(t, c))); n != 4 {
 		t.Errorf("%d are held, want 4", n)
 	}
-	product, err := buildOnce(t.Context())
-	must.Do(t, err)
-	config, err := c.Kubeconfig()
-	must.Do(t, err)
-	said, err := exec.CommandContext(testContext(t), product.Controller, "uninstall",
-		"--kubeconfig="+config).CombinedOutput()
-	t.Logf("%s", said)
-	must.Do(t, err)
+	uninstallByHand(t, c)
 	if left := held(t, c); left != "" {
 		t.Errorf("held: %s", left)
 	}

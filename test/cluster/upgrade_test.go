@@ -332,7 +332,6 @@ func TestPodsDoNotNoticeAnUpgradeAndItsRollback(t *testing.T) {
 	until(t, "no pod of stayput to be left", func(context.Context) bool {
 		return allRun(t.Context(), c, "agent", "", 0) && allRun(t.Context(), c, "controller", "", 0)
 	})
-	kubectl(t, c, "get", "configmap", "stayput-installation", "-n", lab.SystemNamespace)
 	plugins(t, c, before.Plugin)
 	for _, n := range c.Nodes {
 		if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {

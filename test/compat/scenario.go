@@ -348,6 +348,10 @@ func (s *stage) removal(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		out, err := s.Command(ctx, s.products.now.Kubectl, "uninstall", "--yes").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("kubectl stayput uninstall: %w: %s", err, out)
+		}
 		return s.shell(ctx, s.manifests(line))
 	})
 }

@@ -3,6 +3,7 @@ package nodetest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -14,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/pkg/installation"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -52,20 +53,19 @@ type Cluster struct {
 	answer  func(*http.Request) *metav1.Status
 	Watches map[chan metav1.WatchEvent]bool
 	// Installed is the UID of the installation's ConfigMap, empty if there is none; Followers watch it.
-	Installed types.UID
-	confirmed bool // it has AnnotationConfirmed
-	pools     bool // it has AnnotationPools
-	routed    bool // it has AnnotationRoutedPools
-	Followers map[chan metav1.WatchEvent]bool
-	Drops     func(*v1alpha1.RetainedIP) // removes fields that the definition lacks
-	asked     []string                   // method and path of every request
+	Installed   types.UID
+	annotations map[string]string // of that ConfigMap
+	Followers   map[chan metav1.WatchEvent]bool
+	Drops       func(*v1alpha1.RetainedIP) // removes fields that the definition lacks
+	asked       []string                   // method and path of every request
 }
 
 // StartCluster starts an API server that serves what an agent requests.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, Objects: map[Name]*v1alpha1.RetainedIP{}, Node: "node-uid", Version: 100,
-		Watches: map[chan metav1.WatchEvent]bool{}, Followers: map[chan metav1.WatchEvent]bool{}}
+		annotations: map[string]string{},
+		Watches:     map[chan metav1.WatchEvent]bool{}, Followers: map[chan metav1.WatchEvent]bool{}}
 	mux := http.NewServeMux()
 	const all = "/apis/stayput.io/v1alpha1/retainedips"
 	const one = "/apis/stayput.io/v1alpha1/namespaces/{ns}/retainedips/{name}"
@@ -335,24 +335,14 @@ func (c *Cluster) Answers(f func(*http.Request) *metav1.Status) {
 	c.Mu.Unlock()
 }
 
-func (c *Cluster) sentinel(uid types.UID) *metav1.PartialObjectMetadata {
-	o := &metav1.PartialObjectMetadata{
+func (c *Cluster) configMap(uid types.UID) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(c.Version),
-			Annotations: map[string]string{},
+			Namespace: "stayput-system", Name: installation.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(c.Version),
+			Annotations: maps.Clone(c.annotations),
 		},
 	}
-	if c.confirmed {
-		o.Annotations[uninstall.AnnotationConfirmed] = "true"
-	}
-	if c.pools {
-		o.Annotations[v1alpha1.AnnotationPools] = "true"
-	}
-	if c.routed {
-		o.Annotations[v1alpha1.AnnotationRoutedPools] = "true"
-	}
-	return o
 }
 
 func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
@@ -360,6 +350,9 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("watch") != "" {
 		ch := make(chan metav1.WatchEvent, 10)
 		c.Followers[ch] = true
+		if c.Installed != "" && r.URL.Query().Get("resourceVersion") != strconv.Itoa(c.Version) {
+			ch <- c.eventLocked("MODIFIED", c.Installed) // what came between list and watch
+		}
 		c.Mu.Unlock()
 		serveWatch(w, r, ch)
 		return
@@ -370,48 +363,48 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 	}
 	l.ResourceVersion = strconv.Itoa(c.Version)
 	if c.Installed != "" {
-		l.Items = append(l.Items, *c.sentinel(c.Installed))
+		l.Items = append(l.Items, *c.configMap(c.Installed))
 	}
 	say(w, l)
 }
 
-// Install creates the installation's ConfigMap.
-func (c *Cluster) Install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
-
-// ConfirmUninstall annotates the installation's ConfigMap.
-func (c *Cluster) ConfirmUninstall() {
+// Install creates the installation's ConfigMap, which says nothing yet.
+func (c *Cluster) Install(uid types.UID) {
 	c.Mu.Lock()
-	c.confirmed = true
-	uid := c.Installed
-	c.Mu.Unlock()
-	c.setInstalled("MODIFIED", uid, uid)
+	defer c.Mu.Unlock()
+	clear(c.annotations)
+	c.Installed = uid
+	c.tellFollowersLocked("ADDED", uid)
 }
+
+// Prune deletes the installation's ConfigMap.
+func (c *Cluster) Prune() {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	was := c.Installed
+	c.Installed = ""
+	c.tellFollowersLocked("DELETED", was)
+}
+
+// Uninstall annotates the installation's ConfigMap: Stayput is being uninstalled.
+func (c *Cluster) Uninstall() { c.annotate(installation.AnnotationUninstall, true) }
+
+// KeepInstalled takes that annotation away.
+func (c *Cluster) KeepInstalled() { c.annotate(installation.AnnotationUninstall, false) }
 
 // SetPools annotates the installation's ConfigMap as the controller does.
-func (c *Cluster) SetPools(are bool) {
-	c.Mu.Lock()
-	c.pools = are
-	uid := c.Installed
-	c.Mu.Unlock()
-	c.setInstalled("MODIFIED", uid, uid)
-}
+func (c *Cluster) SetPools(are bool) { c.annotate(v1alpha1.AnnotationPools, are) }
 
 // SetRouted annotates it as the controller does if a pool is of mode Routed.
-func (c *Cluster) SetRouted(are bool) {
-	c.Mu.Lock()
-	c.routed = are
-	uid := c.Installed
-	c.Mu.Unlock()
-	c.setInstalled("MODIFIED", uid, uid)
-}
+func (c *Cluster) SetRouted(are bool) { c.annotate(v1alpha1.AnnotationRoutedPools, are) }
 
-// Uninstall deletes the installation's ConfigMap, once an agent watches it.
-func (c *Cluster) Uninstall() {
-	c.AwaitFollower()
+func (c *Cluster) annotate(key string, set bool) {
 	c.Mu.Lock()
-	was := c.Installed
-	c.Mu.Unlock()
-	c.setInstalled("DELETED", was, "")
+	defer c.Mu.Unlock()
+	if delete(c.annotations, key); set {
+		c.annotations[key] = "true"
+	}
+	c.tellFollowersLocked("MODIFIED", c.Installed)
 }
 
 // AwaitFollower waits until an agent watches the installation's ConfigMap.
@@ -423,16 +416,18 @@ func (c *Cluster) AwaitFollower() {
 	})
 }
 
-func (c *Cluster) setInstalled(kind string, uid, now types.UID) {
-	c.Mu.Lock()
-	defer c.Mu.Unlock()
+// tellFollowersLocked tells those who watch the installation's ConfigMap.
+func (c *Cluster) tellFollowersLocked(kind string, uid types.UID) {
 	c.Version++
-	c.Installed = now
+	for ch := range c.Followers {
+		ch <- c.eventLocked(kind, uid)
+	}
+}
+
+func (c *Cluster) eventLocked(kind string, uid types.UID) metav1.WatchEvent {
 	e := metav1.WatchEvent{Type: kind}
 	var err error
-	e.Object.Raw, err = json.Marshal(c.sentinel(uid))
+	e.Object.Raw, err = json.Marshal(c.configMap(uid))
 	must.Do(c.t, err)
-	for ch := range c.Followers {
-		ch <- e
-	}
+	return e
 }

@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/route"
@@ -47,11 +44,8 @@ func Node(ctx context.Context, o Options) error {
 	o.setDefaults()
 	c := &cleanup{Options: o}
 	for tries := 0; ; tries++ {
-		_, complete, err := c.pass(ctx)
-		switch {
-		case complete:
-			return c.forget()
-		case err != nil && tries > 1:
+		complete, err := c.pass(ctx)
+		if complete || err != nil && tries > 1 {
 			return err
 		}
 		select {
@@ -68,40 +62,34 @@ func Node(ctx context.Context, o Options) error {
 //     host-local. Running pods keep their addresses, whose files are host-local's byte for byte, and so are their DELs.
 //  2. It ends every promise, so that host-local has the whole range, and removes the agent's routes to addresses of
 //     pools. Before that, multus delegates to that file again. Not earlier: what has to come back does so by itself.
-//  3. It deletes the node's RetainedIPs, which shows the cluster that this node is done.
+//  3. It deletes the node's RetainedIPs.
 //  4. Once the runtime has surely reloaded its configuration, it does all of that again, for an ADD that was under way,
 //     and removes the plugin's binary and the state directory.
-//
-// Until the time in hold it does no more than step 1.
 //
 // It removes what is Stayput's even if this agent installs nothing: an earlier one may have.
 type cleanup struct {
 	Options
-	hold           time.Time // promises stay until then
 	objectsDeleted bool
 	leftPlugin     bool      // the plugin's binary stays, which is logged
 	switched       time.Time // when the runtime's configuration was last found to have changed
 }
 
-// pass does what can be done now. clean reports that nothing is left on the node, complete that its RetainedIPs are
-// gone too: an API server that does not answer keeps no node from being clean. Until a pass is complete another one is
-// due, with or without an error.
-func (c *cleanup) pass(ctx context.Context) (clean, complete bool, err error) {
-	if err := c.handBack(); err != nil || c.held() {
-		return false, false, err
+// pass does what can be done now. complete reports that nothing is left of the node's files and RetainedIPs. Until then
+// another pass is due, with or without an error.
+func (c *cleanup) pass(ctx context.Context) (complete bool, err error) {
+	if err := c.handBack(); err != nil {
+		return false, err
 	}
 	if err := errors.Join(c.handBackMultus(), c.endPromises(), c.removeRoutes()); err != nil {
-		return false, false, err
+		return false, err
 	}
 	if !c.objectsDeleted && c.DeleteObjects != nil {
 		err = c.DeleteObjects(ctx)
 	}
 	c.objectsDeleted = err == nil
 	clean, filesErr := c.removeFiles()
-	return clean, clean && c.objectsDeleted, errors.Join(err, filesErr)
+	return clean && c.objectsDeleted, errors.Join(err, filesErr)
 }
-
-func (c *cleanup) held() bool { return time.Now().Before(c.hold) }
 
 // handBack puts host-local in charge.
 func (c *cleanup) handBack() error {
@@ -188,6 +176,9 @@ func configured(confDir string) (networks []*ledger.Network) {
 	return networks
 }
 
+// errByHand says that a CNI configuration which is not the agent's uses the plugin.
+var errByHand = errors.New("uses the plugin")
+
 // removeFiles removes Stayput's files once the runtime cannot need them. clean reports that none is left.
 func (c *cleanup) removeFiles() (clean bool, err error) {
 	if time.Since(c.switched) < c.Reload {
@@ -195,8 +186,8 @@ func (c *cleanup) removeFiles() (clean bool, err error) {
 	}
 	if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateByHand ||
 		s.State == cniconf.StateNoPlugin {
-		return false, fmt.Errorf("%s uses the plugin: set ipam.type to host-local there, then run stayput-agent uninstall",
-			filepath.Join(c.CNIConfDir, s.File))
+		return false, fmt.Errorf("%s %w: set ipam.type to host-local there, then run stayput-agent uninstall",
+			filepath.Join(c.CNIConfDir, s.File), errByHand)
 	}
 	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir, c.CNICacheDir)
 	switch {
@@ -216,14 +207,10 @@ func (c *cleanup) removeFiles() (clean bool, err error) {
 	return err == nil && left == 0, err
 }
 
-// forget removes the record of the installation, the last of all files, and the state directory unless it is a mount.
-func (c *cleanup) forget() error {
-	if err := os.Remove(c.recordPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+// done says to people that a pass was complete.
+func (c *cleanup) done() string {
+	if c.leftPlugin {
+		return "uninstalled: stayput was removed from this node except the plugin's binary, which the agent may not remove"
 	}
-	if err := atomicfile.Sweep(c.Ledgers.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	_ = os.Remove(c.Ledgers.StateDir) // not empty if something of another program is there
-	return nil
+	return "uninstalled: stayput was removed from this node"
 }

@@ -26,12 +26,8 @@ const (
 	Managed      = "true"
 )
 
-// Workloads is the ConfigMap of a namespace that lists the workloads whose pods are gated because a PersistentPodState
-// records them.
-const Workloads = "stayput-gated-workloads"
-
-// WorkloadsLabel is the label by which the admission policy finds that ConfigMap. Without it pods of recorded workloads start ungated until a leading
-// controller, which does so at its start, has added the label.
+// WorkloadsLabel is the label by which the admission policy finds the ConfigMap home.GatedWorkloads. Without it pods of
+// recorded workloads start ungated until a leading controller, which does so at its start, has added the label.
 const WorkloadsLabel = "stayput.io/gated-workloads"
 
 // WorkloadsKey is the one value of that ConfigMap, the parameter of the admission policy that gates the pods of

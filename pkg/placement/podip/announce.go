@@ -110,7 +110,7 @@ func (c *announcer) tell(ctx context.Context, are has) error {
 	}
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.installation.Namespace, Name: c.installation.Name}}
 	err = c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner)
-	if err = client.IgnoreNotFound(err); err != nil { // it is not there while stayput is being uninstalled
+	if err = client.IgnoreNotFound(err); err != nil { // somebody has deleted it
 		return fmt.Errorf("patching ConfigMap %s: %w", c.installation, err)
 	}
 	return nil

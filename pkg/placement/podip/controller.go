@@ -49,7 +49,7 @@ type Controller struct {
 	*writer
 	follower *follower
 	claimer  *Claimer
-	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
+	// uninstalling reports whether stayput is being uninstalled: then package uninstall takes the finalizers off.
 	uninstalling func() bool
 	// lag is until something is decided again that was decided on old news: ever longer, since an API server that was
 	// away needs seconds until its watches bring what has changed meanwhile.
@@ -142,7 +142,7 @@ func (c *Controller) ofWorkload(_ context.Context, ref home.Ref) (all []pool.Key
 // Reconcile does what is due for one key.
 func (c *Controller) Reconcile(ctx context.Context, k pool.Key) (reconcile.Result, error) {
 	if c.uninstalling() {
-		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
+		return reconcile.Result{}, nil
 	}
 	c.mu.Lock()
 	s := c.session

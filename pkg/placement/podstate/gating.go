@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -25,7 +24,6 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
-	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
 // gateEvery is how often the ConfigMap of a namespace is read again, in case it was changed.
@@ -36,10 +34,8 @@ type gating struct {
 	client client.Client
 	live   client.Reader // ConfigMaps are not cached: the controller may only read this one by name
 	kruise *openKruise
-	// uninstalling reports whether stayput is being uninstalled.
+	// uninstalling reports whether stayput is being uninstalled: then package uninstall deletes the ConfigMaps.
 	uninstalling func() bool
-	// again delivers after stayput turned out to be still installed: others have deleted the ConfigMaps.
-	again <-chan struct{}
 
 	mu   sync.Mutex
 	said map[string]said // by namespace
@@ -63,43 +59,14 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 			handler.TypedEnqueueRequestsFromMapFunc(
 				func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []string { return []string{s.Namespace} }),
 			stateSpecMoved)),
-		c.Watch(source.TypedFunc[string](func(ctx context.Context,
-			queue workqueue.TypedRateLimitingInterface[string]) error {
-			go g.sayAgain(ctx, func() []string { return everyState(ctx, g.client, namespaceOf) }, queue.Add)
-			return nil
-		})),
 		watchKruise(g.kruise, c, func(ctx context.Context) []string { return everyState(ctx, g.client, namespaceOf) }),
 	)
-}
-
-// sayAgain enqueues every namespace each time that stayput turned out to be still installed, until ctx is done: at
-// once, and after another replica may have deleted a ConfigMap late.
-func (g *gating) sayAgain(ctx context.Context, namespaces func() []string, enqueue func(string)) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-g.again:
-		}
-		for _, pause := range []time.Duration{0, uninstall.RecheckAfter} {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(pause):
-			}
-			for _, namespace := range namespaces() {
-				g.forget(namespace)
-				enqueue(namespace)
-			}
-		}
-	}
 }
 
 // Reconcile brings the ConfigMap of one namespace up to date.
 func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Result, error) {
 	if g.uninstalling() {
-		g.forget(namespace) // others delete it
-		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
+		return reconcile.Result{}, nil
 	}
 	runs, err := g.kruise.runs()
 	if err != nil {
@@ -151,9 +118,9 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 		return known.lines, nil
 	}
 	var cm corev1.ConfigMap
-	if err := g.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: gate.Workloads}, &cm); err != nil {
+	if err := g.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: home.GatedWorkloads}, &cm); err != nil {
 		if !cluster.Absent(err) {
-			return "", fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
+			return "", fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, home.GatedWorkloads, err)
 		}
 		g.remember(namespace, "")
 		return "", nil
@@ -171,18 +138,18 @@ func (g *gating) say(ctx context.Context, namespace, lines string) error {
 	g.forget(namespace) // a write that fails may have happened
 	if lines == "" {
 		cm := &corev1.ConfigMap{}
-		cm.Namespace, cm.Name = namespace, gate.Workloads
+		cm.Namespace, cm.Name = namespace, home.GatedWorkloads
 		if err := client.IgnoreNotFound(g.client.Delete(ctx, cm)); err != nil {
-			return fmt.Errorf("deleting ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
+			return fmt.Errorf("deleting ConfigMap %s/%s: %w", namespace, home.GatedWorkloads, err)
 		}
 		return nil
 	}
 	err := g.client.Apply(ctx,
-		corev1ac.ConfigMap(gate.Workloads, namespace).WithLabels(map[string]string{gate.WorkloadsLabel: ""}).
+		corev1ac.ConfigMap(home.GatedWorkloads, namespace).WithLabels(map[string]string{gate.WorkloadsLabel: ""}).
 			WithData(map[string]string{gate.WorkloadsKey: lines}),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
-		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
+		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, home.GatedWorkloads, err)
 	}
 	g.remember(namespace, lines)
 	return nil

@@ -1,9 +1,7 @@
 package podstate
 
 import (
-	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
-	"github.com/stayput/stayput/pkg/placement/uninstall"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -47,41 +45,11 @@ func TestWhatAConfigMapSaysIsNotBelievedForEver(t *testing.T) {
 	}
 }
 
-func TestTheGateIsSaidAgainIfStayputIsStillInstalled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		again := make(chan struct{})
-		g := &gating{again: again}
-		g.remember("ns", "\nStatefulSet.apps.web\n")
-		asked := 0
-		go g.sayAgain(ctx, func() []string { return []string{"ns"} }, func(namespace string) {
-			if _, known := g.said[namespace]; namespace != "ns" || known {
-				t.Errorf("%s: believed is %v", namespace, g.said)
-			}
-			asked++
-		})
-		again <- struct{}{}
-		synctest.Wait()
-		time.Sleep(time.Nanosecond)
-		synctest.Wait()
-		if asked != 1 {
-			t.Errorf("asked for %d times at once", asked)
-		}
-		g.remember("ns", "\nStatefulSet.apps.web\n")
-		time.Sleep(uninstall.RecheckAfter)
-		synctest.Wait()
-		if asked != 2 {
-			t.Errorf("asked for %d times after another replica was late", asked)
-		}
-		cancel()
-	})
-}
-
 // The policy finds ConfigMaps by their label, which earlier controllers did not write.
 func TestAConfigMapWithoutItsLabelIsWrittenAgain(t *testing.T) {
 	const lines = "\nStatefulSet.apps.web\n"
 	cm := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: gate.Workloads},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: home.GatedWorkloads},
 		Data:       map[string]string{gate.WorkloadsKey: lines},
 	}
 	api := fake.NewClientBuilder().WithObjects(cm).Build()

@@ -85,9 +85,6 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return nil, errNone
 }
 
-// ready reports whether there is a certificate to serve.
-func (c *certificates) ready() bool { return c.serving.Load() != nil }
-
 // Describe implements [prometheus.Collector].
 func (*certificates) Describe(to chan<- *prometheus.Desc) { to <- worksDesc }
 

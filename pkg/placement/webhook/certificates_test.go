@@ -181,7 +181,7 @@ func TestAReplicaServesWhatTheSecretSaysAndTellsTheAPIServer(t *testing.T) {
 	given.given = true
 	secret.Data = nil // as the chart makes it
 	must.Do(t, c.Update(t.Context(), secret))
-	if err := given.look(t.Context()); !errors.Is(err, errNone) || given.ready() {
+	if err := given.look(t.Context()); !errors.Is(err, errNone) || given.serving.Load() != nil {
 		t.Errorf("it does not wait for the certificate: %v", err)
 	}
 	secret.Data, err = renew(nil, dnsName, time.Now().Add(-lifetime))

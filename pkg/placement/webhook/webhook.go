@@ -50,16 +50,12 @@ type Options struct {
 	// Recorded reports whether a PersistentPodState records a workload, without asking the API server. An error means that
 	// it is not known.
 	Recorded func(ctx context.Context, namespace string, workload *metav1.OwnerReference) (bool, error)
-	// Uninstalling reports whether stayput is being uninstalled: no pod is gated then.
-	Uninstalling func() bool
 }
 
 // Webhook is what a server needs to be the webhook.
 type Webhook struct {
 	http.Handler
 	TLS *tls.Config
-	// Serves reports whether this replica has a certificate.
-	Serves func() bool
 }
 
 // New has a manager look after the webhook's certificate, as soon as there is a Secret for it.
@@ -72,7 +68,7 @@ func New(mgr ctrl.Manager, o Options) (*Webhook, error) {
 		return nil, err
 	}
 	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}, GetCertificate: certs.get}
-	return &Webhook{newHandler(o), config, certs.ready}, mgr.Add(certs)
+	return &Webhook{newHandler(o), config}, mgr.Add(certs)
 }
 
 func newHandler(o Options) http.Handler {
@@ -86,7 +82,7 @@ func newHandler(o Options) http.Handler {
 // gating returns a patcher that gates a pod which can be gated, if it is wanted.
 func (o *Options) gating(wanted func(context.Context, *review) (bool, error)) patcher {
 	return func(ctx context.Context, of *review) ([]jsonpatch.Operation, error) {
-		if !of.gateable() || o.Uninstalling() {
+		if !of.gateable() {
 			return nil, nil
 		}
 		if is, err := wanted(ctx, of); err != nil || !is {

@@ -45,8 +45,7 @@ func aPod(change ...func(*corev1.Pod)) *corev1.Pod {
 // nothing is a cluster that records no workload.
 func nothing() Options {
 	return Options{
-		Recorded:     func(context.Context, string, *metav1.OwnerReference) (bool, error) { return false, nil },
-		Uninstalling: func() bool { return false },
+		Recorded: func(context.Context, string, *metav1.OwnerReference) (bool, error) { return false, nil },
 	}
 }
 
@@ -105,19 +104,15 @@ func TestAPodIsGatedOnceAndOnlyIfItCanBe(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		pod          *corev1.Pod
-		uninstalling bool
-		want         []string
+		pod  *corev1.Pod
+		want []string
 	}{
-		"a pod":                          {pod: aPod(), want: []string{v1alpha1.PlacementGate}},
-		"one with the gate":              {pod: aPod(gated(v1alpha1.PlacementGate)), want: []string{v1alpha1.PlacementGate}},
-		"one with somebody else's":       {pod: aPod(gated("a/b")), want: []string{"a/b", v1alpha1.PlacementGate}},
-		"one with a node":                {pod: aPod(func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })},
-		"a pod during an uninstallation": {pod: aPod(), uninstalling: true},
+		"a pod":                    {pod: aPod(), want: []string{v1alpha1.PlacementGate}},
+		"one with the gate":        {pod: aPod(gated(v1alpha1.PlacementGate)), want: []string{v1alpha1.PlacementGate}},
+		"one with somebody else's": {pod: aPod(gated("a/b")), want: []string{"a/b", v1alpha1.PlacementGate}},
+		"one with a node":          {pod: aPod(func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })},
 	} {
-		o := nothing()
-		o.Uninstalling = func() bool { return c.uninstalling }
-		if is := gatesOf(admitted(t, o, Path, c.pod)); !slices.Equal(is, c.want) {
+		if is := gatesOf(admitted(t, nothing(), Path, c.pod)); !slices.Equal(is, c.want) {
 			t.Errorf("%s has the gates %q, want %q", name, is, c.want)
 		}
 	}

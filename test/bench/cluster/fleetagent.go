@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/installation"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cri"
@@ -30,7 +31,6 @@ import (
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/pool"
-	"github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -80,7 +80,7 @@ func (a *agent) start(ctx context.Context) error {
 	log, registry := slog.New(&a.f.complaints), prometheus.NewRegistry()
 	publisher := retainedip.New(retainedip.Options{API: api, Node: a.name, NamespaceGrace: time.Hour, Log: log,
 		Registry: registry, Release: func(retainedip.Name, []ledger.Key, func()) {}})
-	signal, err := uninstall.NewSignal(config, lab.SystemNamespace, uninstall.Object{}, log)
+	follower, err := installation.New(config, lab.SystemNamespace, log)
 	if err != nil {
 		return err
 	}
@@ -95,15 +95,15 @@ func (a *agent) start(ctx context.Context) error {
 	})
 	ctx, stop := context.WithCancel(ctx)
 	var all sync.WaitGroup
-	for _, loop := range []func(context.Context){publisher.Run, signal.Run, keeper.Run, func(ctx context.Context) {
+	for _, loop := range []func(context.Context){publisher.Run, follower.Run, keeper.Run, func(ctx context.Context) {
 		for ctx.Err() == nil {
-			if s := signal.Status(); s.State == uninstall.Present {
-				keeper.SetRouted(s.Object.Routed)
-				keeper.SetPools(s.Object.Pools)
+			if s := follower.State(); s.Known {
+				keeper.SetRouted(s.Routed)
+				keeper.SetPools(s.Pools)
 			}
 			select {
 			case <-ctx.Done():
-			case <-signal.Changed():
+			case <-follower.Changed():
 			}
 		}
 	}} {
