@@ -15,10 +15,10 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Prepare the cluster for the removal of stayput",
-		Long: "Has no further pod gated, annotates the ConfigMap stayput-installation, which tells the agents to restore their\n" +
-			"nodes, ungates every pod, removes the finalizers of PodIPs and pools, and waits until the agents are done. Then\n" +
-			"all objects of stayput can be deleted. Helm runs this before it deletes a release; for people there is kubectl\n" +
-			"stayput uninstall.",
+		Long: "Has no further pod gated, annotates the ConfigMap stayput-installation, which tells the agents to restore\n" +
+			"their nodes, ungates every pod, removes the finalizers of PodIPs and pools, and waits until the agents are done.\n" +
+			"Then all objects of stayput can be deleted. Helm runs this before it deletes a release; for people there is\n" +
+			"kubectl stayput uninstall.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			namespace, err := o.namespace()
@@ -46,7 +46,8 @@ func ungateCommand(o *options) *cobra.Command {
 		Use:   "ungate --all",
 		Short: "Ungate every pod that waits for its placement",
 		Long: `Ungate every pod that waits for its placement: the scheduler is free to place it. For use while no controller
-runs, after the ClusterRoleBinding stayput-gate was deleted, without which no pod is gated. It may be run more than once.`,
+runs, after the ClusterRoleBinding stayput-gate was deleted, without which no pod is gated. It may be run more than
+once.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !all {

@@ -471,7 +471,8 @@ func TestAPodWhoseSandboxFailsIsFound(t *testing.T) {
 			got = append(got, string(f.Level)+" "+f.Text)
 		}
 	}
-	if want := "FAIL pod default/web-0 on node-1 has not started for 2m: " + why + " after 1s"; len(got) != 1 || got[0] != want {
+	if want := "FAIL pod default/web-0 on node-1 has not started for 2m: " + why + " after 1s"; len(got) != 1 ||
+		got[0] != want {
 		t.Errorf("found %q, want %q", got, want)
 	}
 }

@@ -122,7 +122,8 @@ func askedBy(annotations map[string]string) []Asked {
 	return all
 }
 
-// unknownKeys returns the annotations that look like Stayput's and are none. The policy stayput-advice warns of the same.
+// unknownKeys returns the annotations that look like Stayput's and are none. The policy stayput-advice warns of the
+// same.
 func unknownKeys(annotations map[string]string) (all []string) {
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		known := slices.ContainsFunc(annotationsOfPods, func(a annotationOfPods) bool { return a.key == key })

@@ -209,7 +209,8 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 		}), "but its StatefulSet has stayput.io/retain-ip in metadata.annotations, where it has no effect"},
 		"a bad annotation": {someFacts(notPromised,
 			func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }),
-			`annotation stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most 2562047h`},
+			`annotation stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most ` +
+				`2562047h`},
 		"the host's network": {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }),
 			"uses the host network"},
 		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }),

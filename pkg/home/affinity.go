@@ -103,9 +103,9 @@ func (a Affinity) narrow(t *corev1.NodeSelectorTerm) {
 	}
 }
 
-// Unpinned returns the required terms of a pod without what the controller added to them as it pinned the pod to a home,
-// as [stayputv1alpha1.AnnotationPinned] says. Of a copy of the pod the managed fields do not tell. A requirement that the
-// pod itself had as well is taken for ours. A term that has nothing else was ours as a whole.
+// Unpinned returns the required terms of a pod without what the controller added to them as it pinned the pod to a
+// home, as [stayputv1alpha1.AnnotationPinned] says. Of a copy of the pod the managed fields do not tell. A requirement
+// that the pod itself had as well is taken for ours. A term that has nothing else was ours as a whole.
 func Unpinned(terms []corev1.NodeSelectorTerm, pinned string) (own []corev1.NodeSelectorTerm) {
 	listed := func(prefix, separator, item string) bool {
 		items, ok := strings.CutPrefix(pinned, prefix)

@@ -108,7 +108,8 @@ func TestACopyOfAPinnedPodIsUnpinned(t *testing.T) {
 		nodesWith + "rack=r1,zone=a":           {Required: []corev1.NodeSelectorRequirement{in("rack", "r1"), in("zone", "a")}},
 	} {
 		for _, own := range [][]corev1.NodeSelectorTerm{
-			nil, {term(ssd)}, {term(ssd, away), term(in("zone", "a", "b"))}, {term(in("rack", "r2")), term(in("metadata.name", "node-9"))},
+			nil, {term(ssd)}, {term(ssd, away), term(in("zone", "a", "b"))}, {term(in("rack", "r2")),
+				term(in("metadata.name", "node-9"))},
 		} {
 			was := &corev1.NodeAffinity{}
 			if own != nil {

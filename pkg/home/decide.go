@@ -233,8 +233,8 @@ func (p *placing) obstacleToAll(d *Decision) obstacle {
 }
 
 // avoidLost keeps a pod off the node where it was, if that is gone or declared off: the scheduler may not know yet, or
-// find that the pod tolerates the taint. It would bind the pod to it, and only the garbage collector would end that pod,
-// 40 s later. A pod that found no other node in time is replaced by one that may go anywhere.
+// find that the pod tolerates the taint. It would bind the pod to it, and only the garbage collector would end that
+// pod, 40 s later. A pod that found no other node in time is replaced by one that may go anywhere.
 func (d *Decision) avoidLost(s Situation) {
 	last := s.Address.Node
 	if last == "" && s.Record != nil {

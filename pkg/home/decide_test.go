@@ -37,7 +37,8 @@ func removedBy(key, value string) func(*corev1.Node) {
 }
 
 func declaredOff(n *corev1.Node) {
-	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute})
+	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService,
+		Effect: corev1.TaintEffectNoExecute})
 }
 
 func deleted(n *corev1.Node) {
@@ -157,7 +158,8 @@ func TestDecisions(t *testing.T) {
 			s: Situation{Nodes: with(removedBy("karpenter.sh/disruption", "disrupting")), Address: Address{Node: "node-1"},
 				Pod: hometest.Pod(tolerating)}, outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
 		{name: "nor one that an operator has declared off, whatever the pod tolerates",
-			s:       Situation{Nodes: with(notReady, declaredOff), Address: Address{Node: "node-1"}, Pod: hometest.Pod(tolerating)},
+			s: Situation{Nodes: with(notReady, declaredOff), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(tolerating)},
 			outcome: OutcomeElsewhere, without: []string{"node-1"}, says: "is out of service"},
 		{name: "which is as any taint once the node is back",
 			s:       Situation{Nodes: with(declaredOff), Address: Address{Node: "node-1"}},
@@ -305,7 +307,8 @@ func TestDecisions(t *testing.T) {
 				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))},
 			outcome: OutcomeWait, retry: 40 * time.Second, says: "rejected the pod"},
 		{name: "another node of the zone takes the pod at once",
-			s:       Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelTopologyZone}, nil), Rejections: rejections(1, 0)},
+			s: Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelTopologyZone}, nil),
+				Rejections: rejections(1, 0)},
 			outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}, without: []string{"node-1"}},
 		{name: "a zone that rejects the pod on each node pauses",
 			s: Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelTopologyZone}, nil),
@@ -540,12 +543,14 @@ func TestAPodThatSaysTooMuchOfItsNodesIsNotHeldAtItsHome(t *testing.T) {
 	}{
 		"as much as it may": {terms(100, 9), ""},
 		"too many terms":    {terms(101, 1), "101 terms of node affinity, more than 100"},
-		"too many values":   {terms(1, 1000), "1001 requirements and values of node affinity, node selectors and tolerations, more than 1000"},
+		"too many values": {terms(1, 1000), "1001 requirements and values of node affinity, node selectors and " +
+			"tolerations, more than 1000"},
 		"preferred, as well": {func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 				PreferredDuringSchedulingIgnoredDuringExecution: make([]corev1.PreferredSchedulingTerm, 101)}}
 		}, "101 terms"},
-		"too many tolerations": {func(p *corev1.Pod) { p.Spec.Tolerations = make([]corev1.Toleration, 1001) }, "1001 requirements"},
+		"too many tolerations": {func(p *corev1.Pod) { p.Spec.Tolerations = make([]corev1.Toleration, 1001) },
+			"1001 requirements"},
 	} {
 		d := Decide(Situation{Now: noon, Pod: hometest.Pod(c.pod), Nodes: hometest.Nodes{hometest.Node("node-1", "a")},
 			Address: Address{Node: "node-1"}})

@@ -60,7 +60,8 @@ const (
 // webhook gates pods.
 var GatingPolicies = []string{PolicyGateAnnotated, PolicyGateRecorded, PolicyGatePools, PolicyDefaultPools}
 
-// GatePermission is the ClusterRoleBinding that lets the controller gate pods: without it no policy and no webhook does.
+// GatePermission is the ClusterRoleBinding that lets the controller gate pods: without it no policy and no webhook
+// does.
 const GatePermission = "stayput-gate"
 
 // GatedWorkloads is the ConfigMap of a namespace that lists the workloads whose pods are gated because a

@@ -97,8 +97,8 @@ func leaving(node *corev1.Node) string {
 	return ""
 }
 
-// outOfService reports whether an operator has declared a node to be off. As for Kubernetes' garbage collector, that does
-// not count while it is Ready.
+// outOfService reports whether an operator has declared a node to be off. As for Kubernetes' garbage collector, that
+// does not count while it is Ready.
 func outOfService(node *corev1.Node) bool {
 	return !NodeReady(node) && slices.ContainsFunc(node.Spec.Taints,
 		func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })

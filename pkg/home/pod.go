@@ -92,7 +92,8 @@ func Wait(annotations map[string]string) (wait time.Duration, whileKept bool, er
 	}
 	if wait, err = time.ParseDuration(value); err != nil || wait < 0 {
 		return DefaultWait, false,
-			fmt.Errorf("annotation %s: %q is not valid: expected a duration above 0 in h, m and s such as 60s or 10m, or %s; using %s",
+			fmt.Errorf("annotation %s: %q is not valid: expected a duration above 0 in h, m and s such as 60s or 10m, or %s; "+
+				"using %s",
 				stayputv1alpha1.AnnotationHomeWait, value, stayputv1alpha1.HomeWaitRetention, DefaultWait)
 	}
 	return wait, false, nil

@@ -14,7 +14,8 @@ func TestOnlyAPodThatItsKubeletDidNotAdmitWasRejected(t *testing.T) {
 	again := waiting
 	again.LastTerminationState = ended.State
 	failed := func(reason, message string) corev1.PodStatus {
-		return corev1.PodStatus{Phase: corev1.PodFailed, Reason: reason, Message: message, StartTime: &metav1.Time{Time: noon}}
+		return corev1.PodStatus{Phase: corev1.PodFailed, Reason: reason, Message: message,
+			StartTime: &metav1.Time{Time: noon}}
 	}
 	with := func(s corev1.PodStatus, change func(*corev1.PodStatus)) corev1.PodStatus {
 		change(&s)
@@ -24,13 +25,16 @@ func TestOnlyAPodThatItsKubeletDidNotAdmitWasRejected(t *testing.T) {
 		status corev1.PodStatus
 		words  string // empty: it was admitted, or that is not known
 	}{
-		"a forbidden sysctl": {failed("SysctlForbidden", `Pod was rejected: forbidden sysctl: "kernel.msgmax" not allowlisted`),
+		"a forbidden sysctl": {failed("SysctlForbidden", `Pod was rejected: forbidden sysctl: "kernel.msgmax" not `+
+			`allowlisted`),
 			`SysctlForbidden: forbidden sysctl: "kernel.msgmax" not allowlisted`},
-		"as an older kubelet says it":        {failed("OutOfcpu", "Pod Node didn't have enough resource: cpu"), "OutOfcpu: Pod Node didn't have enough resource: cpu"},
+		"as an older kubelet says it": {failed("OutOfcpu", "Pod Node didn't have enough resource: cpu"),
+			"OutOfcpu: Pod Node didn't have enough resource: cpu"},
 		"without a message":                  {failed("NodeAffinity", ""), "NodeAffinity"},
 		"before its kubelet gave it a start": {corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfpods"}, "OutOfpods"},
-		"by a node that shuts down":          {failed("NodeShutdown", "Pod was rejected: Node is shutting down"), "NodeShutdown: Node is shutting down"},
-		"by a node short of disk":            {failed("Evicted", "Pod was rejected: The node had condition: [DiskPressure]. "), "Evicted: The node had condition: [DiskPressure]"},
+		"by a node that shuts down": {failed("NodeShutdown", "Pod was rejected: Node is shutting down"),
+			"NodeShutdown: Node is shutting down"},
+		"by a node short of disk": {failed("Evicted", "Pod was rejected: The node had condition: [DiskPressure]. "), "Evicted: The node had condition: [DiskPressure]"},
 		"evicted before a container started": {with(failed("Evicted", ""), func(s *corev1.PodStatus) {
 			s.ContainerStatuses = []corev1.ContainerStatus{waiting}
 		}), "Evicted"},

@@ -30,8 +30,8 @@ type reading struct {
 
 // timeAt returns the network's time at now, zero if it is not known. Within a boot it goes on by CLOCK_BOOTTIME. Across
 // boots it goes on by what the wall clock is ahead of both the last reading and the network's time then, and never
-// back: a clock that was behind in an earlier boot, and is right now, does not count its error, whether or not a command
-// saw it being set right.
+// back: a clock that was behind in an earlier boot, and is right now, does not count its error, whether or not a
+// command saw it being set right.
 func (r reading) timeAt(now Instant) time.Time {
 	switch {
 	case r.bootID == now.BootID:

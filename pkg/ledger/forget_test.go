@@ -25,10 +25,11 @@ func TestANetworkIsForgottenOnceItHasHadNoAddressForLong(t *testing.T) {
 		prepare func(w *world)
 		want    bool
 	}{
-		"empty":               {func(w *world) { att, _, _ := w.add("job", ordinary); w.del(att) }, true},
-		"a pod runs":          {func(w *world) { w.add("job", ordinary) }, false},
-		"a pod is kept":       {func(w *world) { stopped(w, "web-0", forever) }, false},
-		"a file says nothing": {func(w *world) { must.Do(w.t, w.fs.WriteFile("/data/net/10.1.0.9", nil, modeHostLocal)) }, false},
+		"empty":         {func(w *world) { att, _, _ := w.add("job", ordinary); w.del(att) }, true},
+		"a pod runs":    {func(w *world) { w.add("job", ordinary) }, false},
+		"a pod is kept": {func(w *world) { stopped(w, "web-0", forever) }, false},
+		"a file says nothing": {func(w *world) { must.Do(w.t, w.fs.WriteFile("/data/net/10.1.0.9", nil, modeHostLocal)) },
+			false},
 	} {
 		w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 		w.prepare()

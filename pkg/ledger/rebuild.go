@@ -160,8 +160,8 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 }
 
 // remake makes the address files again that are missing under the attachments of this boot, or that the disk has lost:
-// they were wiped, and their addresses would be given away. That a namespace is not to be seen proves nothing: it may be an agent's container that
-// looks. But if two entries name one address, that of the namespace that is there counts.
+// they were wiped, and their addresses would be given away. That a namespace is not to be seen proves nothing: it may
+// be an agent's container that looks. But if two entries name one address, that of the namespace that is there counts.
 func (r *rebuilder) remake(live func(Netns, string) Liveness) {
 	if r.scanning {
 		return

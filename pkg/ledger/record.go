@@ -80,7 +80,8 @@ func (c *Claim) encode() []byte {
 	return append(b, '\n')
 }
 
-// ErrCorrupt is a record that does not parse, or that the disk has lost. Its owner is unknown, so it is never a reason to free anything.
+// ErrCorrupt is a record that does not parse, or that the disk has lost. Its owner is unknown, so it is never a reason
+// to free anything.
 var ErrCorrupt = errors.New("record is corrupt")
 
 // decodeClaim reads the claim in the file path. With ErrNewer comes what can be known of it.

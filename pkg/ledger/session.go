@@ -127,7 +127,8 @@ func (s *session) open() error {
 }
 
 // end stamps the directory as this command leaves it and gives the lock back. A stamp that cannot be written costs
-// the next command a scan, nothing else. A reading of a clock that was set is durable: the next boot is compared with it.
+// the next command a scan, nothing else. A reading of a clock that was set is durable: the next boot is compared with
+// it.
 func (s *session) end() {
 	defer s.unlock()
 	outdated, set := s.stamp.read.outdated(s.now)

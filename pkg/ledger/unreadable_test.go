@@ -148,7 +148,8 @@ func TestAFileThatTheDiskHasLostIsTakenAfterARebootToo(t *testing.T) {
 	bad := badBlocks{w.fs, map[*memNode]bool{w.fs.walk("/data/net/" + lost.String()): true}}
 	l := New(w.net, Options{StateDir: "/state", FS: bad, Clock: w.clock, Netns: w.netns})
 	for {
-		r, err := l.Add(AddRequest{Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "job"}, Policy: ordinary})
+		r, err := l.Add(AddRequest{Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "job"},
+			Policy: ordinary})
 		if errors.Is(err, ErrFull) {
 			return
 		}
@@ -187,7 +188,8 @@ func TestADiskThatFailsAltogetherChangesNothing(t *testing.T) {
 	w.fs.files(func(path string, _ uint32) { bad.lost[w.fs.walk(path)] = true })
 	w.fs.before = func(string, string) error { return unix.EIO }
 	n := *w.net
-	if err := New(&n, Options{StateDir: "/state", FS: bad, Clock: w.clock, Netns: w.netns}).Prepare(); !disk.Unreadable(err) {
+	if err := New(&n, Options{StateDir: "/state", FS: bad, Clock: w.clock,
+		Netns: w.netns}).Prepare(); !disk.Unreadable(err) {
 		t.Errorf("%v, want the disk's error", err)
 	}
 	w.fs.before = nil

@@ -48,8 +48,8 @@ type world struct {
 	// that the marker may have by now.
 	ahead time.Duration
 	read  [2]time.Duration
-	// time is the earliest that the network's time can be, and begun that at the first command of the boot; zero if nothing
-	// is known of it.
+	// time is the earliest that the network's time can be, and begun that at the first command of the boot; zero if
+	// nothing is known of it.
 	time, begun time.Time
 	barred      map[int]bool // pods by number
 	blindly     bool         // the command that runs sees no namespace, so that every predecessor may live
@@ -397,7 +397,8 @@ func (w *world) bootWrong(off, jump time.Duration) {
 	w.logf("boot after %s, the clock jumps by %s", off, jump)
 	truth := w.clock.now.Wall.Add(-w.ahead)
 	first, last := truth.Add(w.read[0]), truth.Add(w.read[1])
-	w.clock.now = Instant{Wall: w.clock.now.Wall.Add(off + jump), Boot: time.Second, BootID: fmt.Sprintf("boot-%d", w.boots)}
+	w.clock.now = Instant{Wall: w.clock.now.Wall.Add(off + jump), Boot: time.Second,
+		BootID: fmt.Sprintf("boot-%d", w.boots)}
 	w.ahead += jump
 	w.read = [2]time.Duration{w.ahead, w.ahead}
 	if b, err := w.fs.ReadFile(w.ledger().marker()); err != nil || !strings.Contains(string(b), "\nboot-") {

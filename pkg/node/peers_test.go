@@ -161,8 +161,8 @@ func TestAnAddressIsAnnouncedOnceTheMainPluginHasConfiguredIt(t *testing.T) {
 		func() bool { pending = w.a.announcer.announceDue(pending); return len(pending) == 0 })
 }
 
-// gVisor takes the addresses of its sandbox over, and answers for them by the interface's own link-layer address. It may
-// do that before the agent has seen one of them there.
+// gVisor takes the addresses of its sandbox over, and answers for them by the interface's own link-layer address. It
+// may do that before the agent has seen one of them there.
 func TestTheAddressOfASandboxedRuntimeIsAnnounced(t *testing.T) {
 	w := newWorld(t)
 	pod, peer := w.pair()

@@ -260,7 +260,10 @@ func TestAConfigurationByHandIsNamedAndHoldsNothingUp(t *testing.T) {
 	r := w.installedIn(cl)
 	eventually(t, "published", func() bool { return cl.Object("kept") != nil })
 	cl.Uninstall()
-	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "10-pods.conflist uses the plugin: set ipam.type") })
+	eventually(t, "said", func() bool {
+		return strings.Contains(r.says(t),
+			"10-pods.conflist uses the plugin: set ipam.type")
+	})
 	if r.ready() || cl.Object("kept") != nil {
 		t.Errorf("ready: %v, the RetainedIP is %v", r.ready(), cl.Object("kept"))
 	}

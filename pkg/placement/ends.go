@@ -31,9 +31,9 @@ type ends struct {
 	// controller had noted them: by namespace, node and home.Bound. Lost: where they ran is no home, unless their
 	// RetainedIP was noted and is still there.
 	bound *utilcache.LRUExpireCache
-	// rejections are the series of pods that kubelets did not admit, by the pods' name or shared identity. A series is over
-	// if none comes for so long, see [succession], as when the pod runs. Lost: the time that its successor waits for its
-	// home begins again with the next rejection.
+	// rejections are the series of pods that kubelets did not admit, by the pods' name or shared identity. A series is
+	// over if none comes for so long, see [succession], as when the pod runs. Lost: the time that its successor waits for
+	// its home begins again with the next rejection.
 	rejections *utilcache.LRUExpireCache
 }
 

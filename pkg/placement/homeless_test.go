@@ -26,8 +26,9 @@ import (
 func TestAPodWhoseHomeAPolicyForbidsGoesWithoutItAfterHomeWait(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	for name, refusal := range map[string]error{
-		"a webhook":          apierrors.NewForbidden(pods, "web-0", errors.New("Node affinity cannot be used")),
-		"a policy":           apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-0", field.ErrorList{{Detail: "Node affinity cannot be used"}}),
+		"a webhook": apierrors.NewForbidden(pods, "web-0", errors.New("Node affinity cannot be used")),
+		"a policy": apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-0",
+			field.ErrorList{{Detail: "Node affinity cannot be used"}}),
 		"a kyverno webhook":  apierrors.NewBadRequest("admission webhook denied the request: Node affinity cannot be used"),
 		"a change meanwhile": apierrors.NewConflict(pods, "web-0", errors.New("Node affinity cannot be used")),
 		"an outage":          apierrors.NewInternalError(errors.New("Node affinity cannot be used")),
@@ -67,7 +68,8 @@ func TestAPodWhoseHomeAPolicyForbidsGoesWithoutItAfterHomeWait(t *testing.T) {
 			}
 			notes = p.notes()
 			if said := slices.ContainsFunc(notes, func(note string) bool {
-				return strings.HasPrefix(note, "Warning HomeGivenUp its home, node node-1, cannot be in the pod's node affinity: ") &&
+				return strings.HasPrefix(note, "Warning HomeGivenUp its home, node node-1, cannot be in the pod's node affinity: "+
+					"") &&
 					strings.Contains(note, "Node affinity cannot be used")
 			}); said != forbidden {
 				t.Errorf("said %q", notes)
@@ -79,11 +81,13 @@ func TestAPodWhoseHomeAPolicyForbidsGoesWithoutItAfterHomeWait(t *testing.T) {
 func TestAnAffinityThatAnotherProgramRemovesIsSaid(t *testing.T) {
 	pod := hometest.Pod()
 	p := testPlacer(patched(fakeAPI(t, pod, hometest.Node("node-1", "a"),
-		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)), nil, func(is *corev1.Pod) { is.Spec.Affinity = nil }))
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)), nil,
+		func(is *corev1.Pod) { is.Spec.Affinity = nil }))
 	is := p.looksAt(t, pod)
 	notes := p.notes()
 	if home.Gated(is) || !slices.Contains(notes, "Warning HomeGivenUp its home, node node-1, cannot be in the pod's node "+
-		"affinity: "+gate.ErrAffinityRemoved.Error()+": the pod goes elsewhere; its address there still expires as scheduled") {
+		"affinity: "+gate.ErrAffinityRemoved.Error()+": the pod goes elsewhere; its address there still expires as "+
+		"scheduled") {
 		t.Errorf("gated %t, said %q", home.Gated(is), notes)
 	}
 }
@@ -124,7 +128,8 @@ func TestAPodLosesNoMoreThanWhatIsRefused(t *testing.T) {
 
 // patched is an API server whose admission refuses patches of pods, or changes what they make.
 func patched(api client.WithWatch, refuses func(patch string) error, changes func(*corev1.Pod)) client.WithWatch {
-	return interceptor.NewClient(api, interceptor.Funcs{Patch: func(ctx context.Context, c client.WithWatch, o client.Object,
+	return interceptor.NewClient(api, interceptor.Funcs{Patch: func(ctx context.Context, c client.WithWatch,
+		o client.Object,
 		patch client.Patch, options ...client.PatchOption) error {
 		data, err := patch.Data(o)
 		if err != nil {

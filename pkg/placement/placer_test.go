@@ -43,7 +43,8 @@ func testPlacer(c client.Client) *placing {
 	p := &placing{said: events.NewFakeRecorder(10), time: hometest.Noon}
 	now := func() time.Time { return p.time }
 	m := newMemory(now)
-	p.placer = &placer{client: c, cache: c, live: c, cached: func() bool { return true }, memory: m, events: p.said, now: now,
+	p.placer = &placer{client: c, cache: c, live: c, cached: func() bool { return true }, memory: m, events: p.said,
+		now:          now,
 		lag:          newLag(),
 		uninstalling: func() bool { return false },
 		metrics:      newPlacementMetrics(prometheus.NewRegistry(), m, nil)}

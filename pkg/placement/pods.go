@@ -22,12 +22,12 @@ import (
 )
 
 // selectors choose the pods that the caches have: those that were gated, and those of StatefulSets, whose nodes are
-// recorded though they may have been let through ungated. No pod is chosen by both. All other pods are read by name when
-// it matters, so that no cache tells the end of a pod: it may have lost its label.
+// recorded though they may have been let through ungated. No pod is chosen by both. All other pods are read by name
+// when it matters, so that no cache tells the end of a pod: it may have lost its label.
 var selectors = [2]string{gate.ManagedLabel, appsv1.StatefulSetPodNameLabel + ",!" + gate.ManagedLabel}
 
-// labelEvery is how often the leader looks for gated pods without the label: a pod template may have the gate, and people
-// may take a label off.
+// labelEvery is how often the leader looks for gated pods without the label: a pod template may have the gate, and
+// people may take a label off.
 const labelEvery = 30 * time.Second
 
 // labeller labels the gated pods that the caches do not have.

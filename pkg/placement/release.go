@@ -188,8 +188,8 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	return r.withoutPod(ctx, &ip)
 }
 
-// orphanedFor is how old a RetainedIP is at least that is deleted because its Node does not exist: a restore may bring it
-// before the node joins.
+// orphanedFor is how old a RetainedIP is at least that is deleted because its Node does not exist: a restore may bring
+// it before the node joins.
 const orphanedFor = 10 * time.Minute
 
 // collect deletes a RetainedIP whose Node does not exist. It reports whether there is none, and when to look again.
@@ -223,8 +223,8 @@ func (r *releaser) collect(ctx context.Context, cached *stayputv1alpha1.Retained
 	return true, 0, nil
 }
 
-// podOf returns the pod of addresses, nil if there is none. The cache may lack a pod that has its addresses, such as one
-// from before Stayput.
+// podOf returns the pod of addresses, nil if there is none. The cache may lack a pod that has its addresses, such as
+// one from before Stayput.
 func (r *releaser) podOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (*corev1.Pod, error) {
 	live := r.reader
 	if ip.Status.Phase == stayputv1alpha1.PhaseRetained {

@@ -39,7 +39,8 @@ func cluster(t *testing.T, f interceptor.Funcs, objects ...client.Object) client
 		spiderpoolv2beta1.AddToScheme(scheme)))
 	byName := func(o client.Object) []string { return []string{o.GetName()} }
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithIndex(&corev1.Pod{}, "spec.nodeName", func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).
+		WithIndex(&corev1.Pod{}, "spec.nodeName",
+			func(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }).
 		WithIndex(&corev1.ConfigMap{}, metav1.ObjectNameField, byName).WithInterceptorFuncs(f).Build()
 }
 
@@ -166,10 +167,12 @@ func TestAnAgentThatIsNotDoneIsNamedAtTheTimeout(t *testing.T) {
 // What cannot be told is not taken for done.
 func TestWithoutTheRightToTellNothingElseIsDone(t *testing.T) {
 	for name, f := range map[string]interceptor.Funcs{
-		"to delete the permission": {Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error {
+		"to delete the permission": {Delete: func(context.Context, client.WithWatch, client.Object,
+			...client.DeleteOption) error {
 			return apierrors.NewForbidden(schema.GroupResource{}, "", nil)
 		}},
-		"to annotate": {Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+		"to annotate": {Patch: func(context.Context, client.WithWatch, client.Object, client.Patch,
+			...client.PatchOption) error {
 			return apierrors.NewForbidden(schema.GroupResource{}, "", nil)
 		}},
 	} {

@@ -1,5 +1,5 @@
-// Package wire reads protobuf messages field by field. Of what the API server sends of a pod the agent needs little, and
-// there is much of it: what is not asked for is not decoded.
+// Package wire reads protobuf messages field by field. Of what the API server sends of a pod the agent needs little,
+// and there is much of it: what is not asked for is not decoded.
 //
 // The encoding is that of https://protobuf.dev/programming-guides/encoding. The numbers of the fields of Kubernetes'
 // objects are those of the generated.proto of k8s.io/api and k8s.io/apimachinery.

@@ -178,7 +178,8 @@ func TestOnGKEAQuotaAdmitsPodsOfTheCriticalPriorityClasses(t *testing.T) {
 			}
 			scope := quota.Spec.ScopeSelector.MatchExpressions[0]
 			for name, pod := range podSpecs(t, all) {
-				if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass || !slices.Contains(scope.Values, pod.PriorityClassName) {
+				if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass || !slices.Contains(scope.Values,
+					pod.PriorityClassName) {
 					t.Errorf("%s has the priority class %s, the quota %+v", name, pod.PriorityClassName, scope)
 				}
 			}

@@ -121,7 +121,8 @@ var attempts = func() []attempt {
 	for i := range 65 {
 		many += fmt.Sprintf("label-%d: x, ", i)
 	}
-	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most 2562047h, ` +
+	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most ` +
+		`2562047h, ` +
 		`such as 10m, or 168h for 7 days; or while-owned`
 	all := []attempt{
 		// The controller, on pods.
@@ -533,7 +534,8 @@ var attempts = func() []attempt {
 			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), ""},
 		{"several bad values are reported together", asAdmin,
 			create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
-			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration above 0 in h, m and s such as 60s or 10m, or retention`},
+			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration above 0 in h, m and s such as 60s or ` +
+				`10m, or retention`},
 		{"a workload's own annotations are its own", asAdmin,
 			create(strings.Replace(template("apps/v1", "StatefulSet", ""), "metadata: {name: new}",
 				`metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), ""},

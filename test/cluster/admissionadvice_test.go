@@ -63,7 +63,8 @@ var mistakes = func() []struct{ object, says string } {
 		{sts("stayputio/retain-ip: 10m"), misspelt("stayputio/retain-ip")},
 		{sts("stay-put.io/retain-ip: 10m"), misspelt("stay-put.io/retain-ip")},
 		{sts("retain-ip: 10m"), misspelt("retain-ip")},
-		{sts(retain + ", stayput.io/homewait: 10m"), "stayput.io/homewait is unknown and has no effect: expected stayput.io/home-wait"},
+		{sts(retain + ", stayput.io/homewait: 10m"), "stayput.io/homewait is unknown and has no effect: expected " +
+			"stayput.io/home-wait"},
 		{sts("stayput.io/retention: 10m"), "stayput.io/retention" + all},
 		{sts("stayput.io/pool: blue"), "stayput.io/pool" + all},
 		{sts(retain + ", stayput.io/home-await: 10m"), "stayput.io/home-await" + all},

@@ -14,8 +14,8 @@ import (
 
 const blockKind = "IPAMBlock.v1.crd.projectcalico.org"
 
-// calicoBlock is the definition of Calico's blocks, without a schema, and a block: its first address is free, the second
-// one is web-0's, the third and fourth are web-1's.
+// calicoBlock is the definition of Calico's blocks, without a schema, and a block: its first address is free, the
+// second one is web-0's, the third and fourth are web-1's.
 const calicoBlock = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

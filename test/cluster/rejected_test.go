@@ -18,7 +18,8 @@ import (
 func TestAHomeWhoseKubeletRefusesASysctlIsGivenUp(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "5s")})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait",
+		"5s")})
 	was := before["web-0"]
 	allowSysctl(t, c.Node("node-3"), "kernel.msgmax")
 
@@ -60,7 +61,8 @@ func allowSysctl(t *testing.T, n *lab.ClusterNode, sysctl string) {
 func TestAPolicyThatForbidsNodeAffinityHoldsNoPodUp(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait", "5s")})
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 1, Annotations: retain("10m", "stayput.io/home-wait",
+		"5s")})
 	_, err := c.Kubectl(testContext(t), fmt.Sprintf(`
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy

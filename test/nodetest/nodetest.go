@@ -201,7 +201,7 @@ func Flip(t testing.TB, kind string) (kill func()) {
 
 // flip is the process of Flip. Its third descriptor says when it has begun.
 func flip(kind string) error {
-	other := -1
+	var other int
 	var err error
 	switch kind {
 	case "fifo":

@@ -56,8 +56,8 @@
 //
 // The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; bar UID (no ADD of a pod
 // of pools may succeed any more; with !, it has addresses), recheck EPOCH; serves [SUBNET...] [guard=GUARD]
-// [gateway=ADDRESS] [spiderpool=on] (the cluster has these pools, without a subnet any) and serves none; tell UID FILE (the cluster has
-// assigned these addresses to the pod).
+// [gateway=ADDRESS] [spiderpool=on] (the cluster has these pools, without a subnet any) and serves none; tell UID FILE
+// (the cluster has assigned these addresses to the pod).
 //
 // Assertions:
 //

@@ -79,22 +79,29 @@ func TestChainedPluginsAreMergedByWhoChangedThem(t *testing.T) {
 		own, after plugins // in the agent's file and in the source then, nil: unchanged
 		want       plugins
 	}{
-		"nobody changed any":                   {plugins{portmap, mesh}, nil, nil, plugins{portmap, mesh}},
-		"a mesh comes to the first file":       {plugins{portmap}, plugins{portmap, mesh}, nil, plugins{portmap, mesh}},
-		"a mesh comes to both":                 {plugins{portmap}, plugins{portmap, mesh}, plugins{portmap, mesh}, plugins{portmap, mesh}},
-		"a mesh comes to the source":           {plugins{portmap}, nil, plugins{portmap, mesh}, plugins{portmap, mesh}},
-		"a mesh goes from the first file":      {plugins{mesh, portmap}, plugins{portmap}, nil, plugins{portmap}},
-		"a mesh goes from both":                {plugins{portmap, mesh}, plugins{portmap}, plugins{portmap}, plugins{portmap}},
-		"a mesh goes from the source":          {plugins{portmap, mesh}, nil, plugins{portmap}, plugins{portmap}},
-		"new settings in the first file":       {plugins{portmap, mesh}, plugins{portmap, newMesh}, nil, plugins{portmap, newMesh}},
-		"new settings in the source":           {plugins{portmap, mesh}, nil, plugins{portmap, newMesh}, plugins{portmap, newMesh}},
-		"other settings in both":               {plugins{mesh}, plugins{`{"type":"istio-cni"}`}, plugins{newMesh}, plugins{newMesh}},
-		"another place in the first file":      {plugins{mesh, portmap}, plugins{portmap, newMesh}, nil, plugins{portmap, newMesh}},
-		"another place in the source":          {plugins{mesh, portmap}, nil, plugins{portmap, mesh}, plugins{portmap, mesh}},
-		"a mesh, and a plugin of the source's": {plugins{portmap}, plugins{portmap, mesh}, plugins{portmap, bandwidth}, plugins{portmap, bandwidth, mesh}},
-		"a mesh goes, a plugin comes":          {plugins{mesh}, plugins{}, plugins{mesh, portmap}, plugins{portmap}},
-		"a mesh goes, and has new settings":    {plugins{mesh}, plugins{}, plugins{newMesh}, plugins{newMesh}},
-		"two of a kind":                        {plugins{portmap, portmap}, plugins{portmap, portmap, mesh}, nil, plugins{portmap, portmap, mesh}},
+		"nobody changed any":             {plugins{portmap, mesh}, nil, nil, plugins{portmap, mesh}},
+		"a mesh comes to the first file": {plugins{portmap}, plugins{portmap, mesh}, nil, plugins{portmap, mesh}},
+		"a mesh comes to both": {plugins{portmap}, plugins{portmap, mesh}, plugins{portmap, mesh},
+			plugins{portmap, mesh}},
+		"a mesh comes to the source":      {plugins{portmap}, nil, plugins{portmap, mesh}, plugins{portmap, mesh}},
+		"a mesh goes from the first file": {plugins{mesh, portmap}, plugins{portmap}, nil, plugins{portmap}},
+		"a mesh goes from both": {plugins{portmap, mesh}, plugins{portmap}, plugins{portmap},
+			plugins{portmap}},
+		"a mesh goes from the source": {plugins{portmap, mesh}, nil, plugins{portmap}, plugins{portmap}},
+		"new settings in the first file": {plugins{portmap, mesh}, plugins{portmap, newMesh}, nil,
+			plugins{portmap, newMesh}},
+		"new settings in the source": {plugins{portmap, mesh}, nil, plugins{portmap, newMesh},
+			plugins{portmap, newMesh}},
+		"other settings in both": {plugins{mesh}, plugins{`{"type":"istio-cni"}`}, plugins{newMesh}, plugins{newMesh}},
+		"another place in the first file": {plugins{mesh, portmap}, plugins{portmap, newMesh}, nil,
+			plugins{portmap, newMesh}},
+		"another place in the source": {plugins{mesh, portmap}, nil, plugins{portmap, mesh}, plugins{portmap, mesh}},
+		"a mesh, and a plugin of the source's": {plugins{portmap}, plugins{portmap, mesh}, plugins{portmap, bandwidth},
+			plugins{portmap, bandwidth, mesh}},
+		"a mesh goes, a plugin comes":       {plugins{mesh}, plugins{}, plugins{mesh, portmap}, plugins{portmap}},
+		"a mesh goes, and has new settings": {plugins{mesh}, plugins{}, plugins{newMesh}, plugins{newMesh}},
+		"two of a kind": {plugins{portmap, portmap}, plugins{portmap, portmap, mesh}, nil,
+			plugins{portmap, portmap, mesh}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newConfWorld(t)
@@ -163,7 +170,8 @@ func TestAPluginThatTheRuntimeDoesNotHaveIsNotNamed(t *testing.T) {
 		if got := behind(t, w.own()); !slices.Equal(got, want) {
 			t.Errorf("%v, want %v", got, want)
 		}
-		degraded := strings.HasPrefix(w.k.Line(), Degraded) && strings.Contains(w.k.Line(), "10-pods.conflist names istio-cni")
+		degraded := strings.HasPrefix(w.k.Line(), Degraded) && strings.Contains(w.k.Line(),
+			"10-pods.conflist names istio-cni")
 		if missing := !slices.Contains(want, mesh); missing != degraded || missing != (s.Problem != "") {
 			t.Errorf("/readyz: %s", w.k.Line())
 		}

@@ -1072,7 +1072,8 @@ func TestADirectoryThatWasReplacedUnderItsMountIsNoticed(t *testing.T) {
 			must.Do(t, os.Mkdir(filepath.Join(w.dir, "new"), 0o755))
 			for _, to := range []string{"/new", "/nowhere"} {
 				leads(to)
-				if s := w.look(c.state); !strings.Contains(s.Message, c.dir(w)+" is not the directory any more that the agent has mounted") ||
+				if s := w.look(c.state); !strings.Contains(s.Message,
+					c.dir(w)+" is not the directory any more that the agent has mounted") ||
 					!strings.HasPrefix(w.k.Line(), Degraded) || w.own() != "" {
 					t.Errorf("%s, and the file is\n%s", w.k.Line(), w.own())
 				}

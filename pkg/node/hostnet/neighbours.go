@@ -18,9 +18,9 @@ import (
 // the main plugin has not configured the addresses, and fs.ErrNotExist once the namespace has gone. A link without
 // Ethernet addresses has nothing to announce: nil.
 //
-// If the namespace has no addresses, it announces them too, and returns ErrNoAddresses as well: a sandboxed runtime that
-// has taken them answers for them by the interface's link-layer address. If it has taken the interface, too, nothing can
-// be announced.
+// If the namespace has no addresses, it announces them too, and returns ErrNoAddresses as well: a sandboxed runtime
+// that has taken them answers for them by the interface's link-layer address. If it has taken the interface, too,
+// nothing can be announced.
 func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error) {
 	ns, err := Open(path)
 	if err != nil {

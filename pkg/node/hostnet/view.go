@@ -70,8 +70,8 @@ type Space struct {
 
 func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
 
-// Observe takes a view that answers a question, to be closed. dirs are where namespaces are mounted by name. runtimePID is a process that
-// shares the runtime's namespaces: that it shows in our /proc proves that the pods' processes would.
+// Observe takes a view that answers a question, to be closed. dirs are where namespaces are mounted by name. runtimePID
+// is a process that shares the runtime's namespaces: that it shows in our /proc proves that the pods' processes would.
 func Observe(ctx context.Context, dirs []string, runtimePID int, q Question) (*View, error) {
 	if runtimePID <= 0 {
 		return nil, errInvisible
@@ -410,12 +410,12 @@ func at(path string, ns ledger.Netns) (id nsID, there bool, err error) {
 	return idOf(cur), true, nil
 }
 
-// Asked reports whether the View was taken to answer for an address. The zero View, of a node without namespaces, answers
-// for each.
+// Asked reports whether the View was taken to answer for an address. The zero View, of a node without namespaces,
+// answers for each.
 func (v *View) Asked(a netip.Addr) bool { return v.addrs == nil || v.addrs[a] }
 
-// Users returns every namespace in which an address that was asked for is configured, and those in which it may be: their
-// Err is set.
+// Users returns every namespace in which an address that was asked for is configured, and those in which it may be:
+// their Err is set.
 func (v *View) Users(a netip.Addr) (all []*Space) {
 	for _, s := range v.spaces {
 		if s.addrs[a] || s.Err != nil {

@@ -260,7 +260,8 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.pods.begin(queue)
 	var wg sync.WaitGroup
 	for _, loop := range []func(context.Context){
-		k.follower.run, k.reporter.followAudit, k.reporter.run, k.reporter.learnLink, k.discoverer.run, k.discoverer.sweeps, k.router.run,
+		k.follower.run, k.reporter.followAudit, k.reporter.run, k.reporter.learnLink, k.discoverer.run, k.discoverer.sweeps,
+		k.router.run,
 	} {
 		wg.Go(func() { loop(ctx) })
 	}

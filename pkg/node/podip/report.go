@@ -330,8 +330,8 @@ func (n *reporter) sought(uid string, s *sight) sought {
 	return pod.sought(addrs)
 }
 
-// see returns what is on the machine, with the namespaces that may have an address of the pods that a report to an audit
-// is about. The runtime is asked twice: the first time says which pods these are.
+// see returns what is on the machine, with the namespaces that may have an address of the pods that a report to an
+// audit is about. The runtime is asked twice: the first time says which pods these are.
 func (n *reporter) see(ctx context.Context, audit pool.Audit) (*sight, error) {
 	s, err := n.machine.see(ctx, nil)
 	if err != nil {

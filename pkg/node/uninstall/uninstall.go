@@ -1,5 +1,5 @@
-// Package uninstall puts a node back as it was before stayput: the agent does so while stayput is being uninstalled from
-// the cluster ([Uninstaller]), and a command does it on a node without an agent ([Node]).
+// Package uninstall puts a node back as it was before stayput: the agent does so while stayput is being uninstalled
+// from the cluster ([Uninstaller]), and a command does it on a node without an agent ([Node]).
 package uninstall
 
 import (
@@ -67,9 +67,9 @@ func (u *Uninstaller) Status() Status {
 	return Status{}
 }
 
-// Run calls work, with a context that ends when stayput is being uninstalled or ctx is done. During an uninstallation it
-// puts the node back, and then idles until ctx is done. Its error is ErrNoLonger, or what kept it from putting the node
-// back.
+// Run calls work, with a context that ends when stayput is being uninstalled or ctx is done. During an uninstallation
+// it puts the node back, and then idles until ctx is done. Its error is ErrNoLonger, or what kept it from putting the
+// node back.
 func (u *Uninstaller) Run(ctx context.Context, work func(context.Context)) error {
 	if u == nil {
 		work(ctx)

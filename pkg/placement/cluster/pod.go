@@ -122,7 +122,8 @@ func PodOf(pod *corev1.Pod) *Pod {
 // under a shorter one that is still too long.
 func OwnerOf(owner *metav1.OwnerReference) metav1.OwnerReference {
 	kept := metav1.OwnerReference{
-		APIVersion: cut(owner.APIVersion), Kind: cut(owner.Kind), Name: cut(owner.Name), UID: types.UID(cut(string(owner.UID))),
+		APIVersion: cut(owner.APIVersion), Kind: cut(owner.Kind), Name: cut(owner.Name),
+		UID: types.UID(cut(string(owner.UID))),
 	}
 	if owner.Controller != nil {
 		kept.Controller = &isController
@@ -144,8 +145,8 @@ func cut(s string) string {
 	return s
 }
 
-// keepAnnotations keeps, of a pod that has a node, the annotations that stayput reads and, if it may come back under its
-// name, those that a PersistentPodState may name.
+// keepAnnotations keeps, of a pod that has a node, the annotations that stayput reads and, if it may come back under
+// its name, those that a PersistentPodState may name.
 func (p *Pod) keepAnnotations(pod *corev1.Pod) {
 	_, told := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
 	owner := metav1.GetControllerOf(p)

@@ -101,7 +101,8 @@ func TestOfAPodWithANodeItIsKeptWhoseItIsAndWhereItRuns(t *testing.T) {
 			func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
 		"rejected by its kubelet": {
 			func(p *corev1.Pod) {
-				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfcpu", Message: strings.Repeat("x", messageMost+1),
+				p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfcpu", Message: strings.Repeat("x",
+					messageMost+1),
 					StartTime: &at}
 			},
 			func(p *corev1.Pod) {
@@ -217,7 +218,8 @@ func TestTheCacheDoesNotDecodeWhereAWaitingPodMayGo(t *testing.T) {
 	if size := kept(is); is.TooLong() || size > 65<<10 {
 		t.Errorf("%d bytes are kept, too long %t", size, is.TooLong())
 	}
-	if of := is.Core().Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution; len(of.NodeSelectorTerms) != len(terms) {
+	of := is.Core().Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if len(of.NodeSelectorTerms) != len(terms) {
 		t.Errorf("a decision sees %d terms", len(of.NodeSelectorTerms))
 	}
 	if is.Brief().Spec.Affinity != nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// ManagedLabel, with the value Managed, is on the pods that Stayput places: what gates a pod adds it in the same write. The
-// controller watches the pods that have it, whatever its value. People may take it off a pod, and put it on any: that a
-// pod lacks it says nothing of the pod.
+// ManagedLabel, with the value Managed, is on the pods that Stayput places: what gates a pod adds it in the same write.
+// The controller watches the pods that have it, whatever its value. People may take it off a pod, and put it on any:
+// that a pod lacks it says nothing of the pod.
 const (
 	ManagedLabel = "stayput.io/managed"
 	Managed      = "true"
@@ -186,7 +186,8 @@ func place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement, m
 		return err
 	}
 	is := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
-	err = c.Patch(ctx, is, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
+	err = c.Patch(ctx, is, client.RawPatch(types.MergePatchType, patch),
+		client.FieldOwner(v1alpha1.ControllerFieldManager))
 	if err == nil && spec["affinity"] != nil && !p.Home.In(is) {
 		missing[PartHome] = ErrAffinityRemoved
 	}

@@ -336,7 +336,8 @@ func (c *controlling) looks() {
 	}
 	for uid := range c.seen {
 		if !exist[uid] {
-			c.follower.podEvents(c.t.Context(), c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid,
+			c.follower.podEvents(c.t.Context(),
+				c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid,
 				ResourceVersion: "1"}}))
 		}
 	}

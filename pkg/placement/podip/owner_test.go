@@ -20,7 +20,8 @@ import (
 func ofSet(name, uid string) func(*corev1.Pod) {
 	yes := true
 	return func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: name, UID: types.UID(uid),
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: name,
+			UID:        types.UID(uid),
 			Controller: &yes}}
 	}
 }

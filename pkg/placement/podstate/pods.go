@@ -66,8 +66,8 @@ func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]cluster.Po
 	return list.Items, nil
 }
 
-// leftOf reports whether a workload that is gone has pods left, by the cache or, since a pod may lack the labels by which
-// the cache has it, by the API server. Orphans count: a new workload may adopt them.
+// leftOf reports whether a workload that is gone has pods left, by the cache or, since a pod may lack the labels by
+// which the cache has it, by the API server. Orphans count: a new workload may adopt them.
 func leftOf(ctx context.Context, from, live client.Reader, ref home.Ref) (bool, error) {
 	pods, err := podsOf(ctx, from, ref)
 	if err != nil || len(pods) > 0 {

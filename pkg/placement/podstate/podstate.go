@@ -61,8 +61,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	)
 }
 
-// Target reports whether a PersistentPodState is for the workload that owns a pod, by what is cached: its pods are gated.
-// An error means that it is not known.
+// Target reports whether a PersistentPodState is for the workload that owns a pod, by what is cached: its pods are
+// gated. An error means that it is not known.
 func (r *Records) Target(ctx context.Context, namespace string, owner *metav1.OwnerReference) (bool, error) {
 	if r == nil {
 		return false, nil

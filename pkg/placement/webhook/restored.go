@@ -32,7 +32,8 @@ type affinity struct {
 	}
 }
 
-// copied is the patch that takes off a copy of a pod what Stayput wrote on the pod, as the policy stayput-restored does.
+// copied is the patch that takes off a copy of a pod what Stayput wrote on the pod, as the policy stayput-restored
+// does.
 func copied(_ context.Context, of *review) (ops []jsonpatch.Operation, err error) {
 	is := of.Request.Object.Metadata.Annotations
 	remove := func(key string) {

@@ -30,8 +30,8 @@ const (
 
 var errBusy = errors.New("too many large requests at a time")
 
-// review is what decides of an AdmissionReview. All else is skipped as it is read: a pod decoded as a whole is up to 300
-// times as large as its JSON.
+// review is what decides of an AdmissionReview. All else is skipped as it is read: a pod decoded as a whole is up to
+// 300 times as large as its JSON.
 type review struct {
 	release func() // by which another large request may be read
 	Request *struct {
@@ -88,8 +88,8 @@ type reader struct{ large chan struct{} }
 
 func newReader() reader { return reader{make(chan struct{}, largeBodies)} }
 
-// read returns the review in a request or, with an error, the status to answer with. The caller releases the review once
-// it is answered, also after an error: until then it may keep as much as was read.
+// read returns the review in a request or, with an error, the status to answer with. The caller releases the review
+// once it is answered, also after an error: until then it may keep as much as was read.
 func (a reader) read(ctx context.Context, w http.ResponseWriter, r *http.Request) (*review, int, error) {
 	of := &review{release: func() {}}
 	body := http.MaxBytesReader(w, r.Body, bodyMost)

@@ -2,8 +2,8 @@
 // mutating webhook in every replica of the controller, leading or not.
 //
 // The API server decides which pods reach it, by the same conditions as the policies'. Only whether a workload is
-// recorded is decided here, since such conditions see no other objects. While no replica answers, or one answers with an
-// error, pods start ungated: at worst one does not come home, and none is held up.
+// recorded is decided here, since such conditions see no other objects. While no replica answers, or one answers with
+// an error, pods start ungated: at worst one does not come home, and none is held up.
 package webhook
 
 import (

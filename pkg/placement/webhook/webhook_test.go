@@ -305,9 +305,11 @@ func TestACopyOfAPodHasNothingThatStayputWroteOnIt(t *testing.T) {
 		terms []corev1.NodeSelectorTerm
 		kept  []string
 	}{
-		"pinned":                   {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationPinned, "node old-7"), nil, nil},
-		"pinned beside its own":    {pod([]corev1.NodeSelectorTerm{both}, v1alpha1.AnnotationPinned, "node old-7"), []corev1.NodeSelectorTerm{ssd}, nil},
-		"pinned to another node":   {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationPinned, "node b"), []corev1.NodeSelectorTerm{pin}, nil},
+		"pinned": {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationPinned, "node old-7"), nil, nil},
+		"pinned beside its own": {pod([]corev1.NodeSelectorTerm{both}, v1alpha1.AnnotationPinned, "node old-7"),
+			[]corev1.NodeSelectorTerm{ssd}, nil},
+		"pinned to another node": {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationPinned, "node b"),
+			[]corev1.NodeSelectorTerm{pin}, nil},
 		"pinned, without affinity": {pod(nil, v1alpha1.AnnotationPinned, "node old-7"), nil, nil},
 		"with addresses": {pod([]corev1.NodeSelectorTerm{pin}, v1alpha1.AnnotationAddresses, l2, calicoAddresses, "[]"),
 			[]corev1.NodeSelectorTerm{pin}, []string{calicoAddresses}},
@@ -321,7 +323,8 @@ func TestACopyOfAPodHasNothingThatStayputWroteOnIt(t *testing.T) {
 		if !equality.Semantic.DeepEqual(terms, c.terms) {
 			t.Errorf("%s: it requires %+v, want %+v", name, terms, c.terms)
 		}
-		if keys := slices.Sorted(maps.Keys(is.Annotations)); !slices.Equal(keys, append(c.kept, v1alpha1.AnnotationRetainIP)) {
+		if keys := slices.Sorted(maps.Keys(is.Annotations)); !slices.Equal(keys, append(c.kept,
+			v1alpha1.AnnotationRetainIP)) {
 			t.Errorf("%s: it has the annotations %q", name, keys)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// UnmarshalJSON reads a SpiderIPPool. Spiderpool's own definition, of whatever version, may allow what this one does not
-// know: then the others of a list are to be read nevertheless.
+// UnmarshalJSON reads a SpiderIPPool. Spiderpool's own definition, of whatever version, may allow what this one does
+// not know: then the others of a list are to be read nevertheless.
 func (p *SpiderIPPool) UnmarshalJSON(data []byte) error {
 	type plain SpiderIPPool // without this method
 	err := json.Unmarshal(data, (*plain)(p))

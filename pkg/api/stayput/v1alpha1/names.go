@@ -30,8 +30,8 @@ const AnnotationPools = "stayput.io/pools"
 // admission policy finds the pods that it gates. Another policy keeps it.
 const LabelDefaultPools = "stayput.io/default-pools"
 
-// PodAnnotations are all annotations by which a pod asks, in the order of docs/annotations.md. The policy stayput-advice
-// warns of any other one that looks like these.
+// PodAnnotations are all annotations by which a pod asks, in the order of docs/annotations.md. The policy
+// stayput-advice warns of any other one that looks like these.
 var PodAnnotations = []string{
 	AnnotationRetainIP, AnnotationHome, AnnotationHomeWait, AnnotationWhenInUse, AnnotationIdentity, AnnotationWhenScaled,
 	AnnotationWhenDeleted, AnnotationWhenMoved, AnnotationPools, AnnotationReservedIPDuration,
