@@ -16,9 +16,9 @@ func uninstallCommand(o *options) *cobra.Command {
 		Use:   "uninstall",
 		Short: "Prepare the cluster for the removal of stayput",
 		Long: "Has no further pod gated, annotates the ConfigMap stayput-installation, which tells the agents to restore\n" +
-			"their nodes, ungates every pod, removes the finalizers of PodIPs and pools, and waits until the agents are done.\n" +
-			"Then all objects of stayput can be deleted. Helm runs this before it deletes a release; for people there is\n" +
-			"kubectl stayput uninstall.",
+			"their nodes, ungates every pod, removes the finalizers of PodIPs and pools, and waits until the agents are\n" +
+			"done. Then all objects of stayput can be deleted. Helm runs this before it deletes a release; for people\n" +
+			"there is kubectl stayput uninstall.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			namespace, err := o.namespace()
