@@ -114,8 +114,7 @@ func (r *removal) unhold(ctx context.Context, o client.Object) error {
 
 // each lists the objects of a kind, if it is served, and carries out what write returns for them, many at a time.
 func each(ctx context.Context, c client.Client, what string, list client.ObjectList,
-	write func(client.Object) func() error,
-	options ...client.ListOption) error {
+	write func(client.Object) func() error, options ...client.ListOption) error {
 	for first := true; first || list.GetContinue() != ""; first = false {
 		err := c.List(ctx, list, append(options, client.Limit(page), client.Continue(list.GetContinue()))...)
 		if missing(err) {

@@ -76,8 +76,7 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 		case <-time.After(pollInterval):
 		case <-ctx.Done():
 			r.say("run it again; to keep Stayput instead, remove the annotation %s from the ConfigMap %s/%s and install "+
-				"Stayput "+
-				"once more", installation.AnnotationUninstall, namespace, installation.ConfigMap)
+				"Stayput once more", installation.AnnotationUninstall, namespace, installation.ConfigMap)
 			return fmt.Errorf("%w after %v: waited for %s", ErrNotComplete, timeout, cmp.Or(said, "gated pods"))
 		}
 	}
