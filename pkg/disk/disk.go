@@ -76,7 +76,7 @@ func Retry(f func() error) error {
 	}
 }
 
-// Unreadable reports whether an error says that the disk has lost a file or a part of it: another try has the same.
+// Unreadable reports whether an error says that the disk has lost a file or a part of it.
 func Unreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG)
 }
@@ -92,7 +92,16 @@ func open(path string, flags int, perm uint32) (fd int, err error) {
 // maxFile bounds what is read of any file: no record of ours or of host-local comes near it.
 const maxFile = 1 << 20
 
+// ReadFile reads a file once more if the disk has lost it: such an error may be a passing one.
 func (Local) ReadFile(path string) ([]byte, error) {
+	data, err := readFile(path)
+	if Unreadable(err) {
+		data, err = readFile(path)
+	}
+	return data, err
+}
+
+func readFile(path string) ([]byte, error) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

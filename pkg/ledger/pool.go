@@ -110,7 +110,8 @@ func (a *adding) assessPooled(addr netip.Addr, s slot) (ended *entry, err error)
 		}
 		a.out.waitFor = &s.att
 	case slotGarbage:
-		return nil, taken("has an unreadable file on this node: its owner is unknown")
+		return nil, fmt.Errorf("%w: the file of %s, assigned by the cluster to pod %s: its owner is unknown", ErrCorrupt,
+			addr, a.Pod)
 	case slotNewer:
 		return nil, a.newer(addr, s)
 	}
