@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/stayput/stayput/test/chart"
@@ -72,6 +73,7 @@ func TestOfACalicoBlockTheControllerFreesOneAddress(t *testing.T) {
 		_, err := g.c.Kubectl(ctx, aBlockOfCalico, "apply", "--server-side", "-f", "-")
 		return err == nil
 	})
+	meta.MaybeResetRESTMapper(g.mapper)
 	apply("the policy", policy.String())
 	as := g.c.RESTConfigAs("system:serviceaccount:"+lab.SystemNamespace+":stayput-controller", "system:masters")
 	const one, others = "may free one address of an IPAMBlock at a time", "may not change whose the other addresses"

@@ -254,7 +254,7 @@ var rights = func() []right {
 		{"change a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`), false},
 		{"scale a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`, "scale"), false},
 		{"create a RetainedIP", asController, create(fmt.Sprintf(newRetp, "node-1", "")), false},
-		{"delete a RetainedIP", asController, remove(retipKind, "web-0.node-1"), false},
+		{"delete a RetainedIP", asController, remove(retipKind, "web-0.node-1"), true},
 		{"read another ConfigMap", asController, get(cmKind, "settings"), false},
 		{"list ConfigMaps", asController, list(cmKind, "", true), false},
 		{"change another ConfigMap", asController, merge(cmKind, "settings", `{data: {a: b}}`), false},

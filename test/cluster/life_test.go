@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -185,6 +186,11 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			kubectl(t, c, "uncordon", "node-3")
 			must.Do(t, c.Install(testContext(t), how.again))
 			promised(t, c, again)
+			for _, pod := range again { // a node is a home once a controller has seen the pod there
+				shows(t, c, ns, pod.Name, pod.Spec.NodeName, "to be a home", func(r *v1alpha1.RetainedIP) bool {
+					return r.Spec.Scheduled != ""
+				})
+			}
 			deletePods(t, c, ns, "web")
 			last := places(t, c, ns, "web", 6, again)
 			cameHome(t, again, last)

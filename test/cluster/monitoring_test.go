@@ -190,7 +190,8 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 	if all := p.query(t, `{__name__=~"stayput_(agent|controller)_pool_.*"}`); len(all) > 0 {
 		t.Errorf("without a pool there is %v", all)
 	}
-	apply(t, c, ns, strings.Replace(pool, "10.6.168.101-10.6.168.110", "10.6.168.101", 1))
+	apply(t, c, ns, strings.NewReplacer("10.6.168.101-10.6.168.110", "10.6.168.101", "mode: L2", "mode: Routed").
+		Replace(pool))
 	p.until(t, "the pool to serve", func() bool {
 		return len(p.query(t, `stayput_controller_pool_gate_duration_seconds_count{waited="false"} == 0 and `+
 			`ignoring(waited) stayput_controller_pool_recalling == 0`)) == 1 &&

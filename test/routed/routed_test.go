@@ -541,6 +541,7 @@ func TestANodeNeverTakesTheGatewayOfAPool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFabric(t, programs(t), main)
+			first := f.start(2, "a0")
 			lan := &pod{node: 2, name: "lan", containID: "lan-1", addrs: []string{"172.30.0.201/24"}, mode: "L2",
 				gateway: "172.30.0.1"}
 			lan.ns = nodetest.Netns(t, f.dir, lan.containID)
@@ -555,6 +556,7 @@ func TestANodeNeverTakesTheGatewayOfAPool(t *testing.T) {
 			_, err = f.call("DEL", conf["type"].(string), lan, conf)
 			must.Do(t, err)
 			ordinary := f.start(2, "a1")
+			f.asks("node2", f.nodes[2], first.v4, "a0", "")
 			f.asks("node2", f.nodes[2], ordinary.v4, "a1", "")
 		})
 	}
