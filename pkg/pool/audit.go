@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"fmt"
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -10,38 +10,33 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// Audit is what all nodes are asked. There is one in the cluster.
+// Audit is how a controller and the agents notice that the API server was restored from a backup, and the one thing that
+// all nodes are asked then. There is one in the cluster.
 //
-// It is also how a controller notices that the API server was restored from a backup. The leading controller sets Mark
-// again every [MarkEvery], and counts that in Marks. A mark that is older than another mark which this process has
-// seen, or older than [MarkLost], means that the cluster may have forgotten which pod has which address. So does a mark
-// of the future: a clock was wrong, and how old the mark is cannot be told. Then all nodes are asked, and until they
-// have answered no address is given, taken or freed.
+// The leading controller sets Mark again every [MarkEvery], and counts that in Marks. A mark that is older than another
+// mark which this process has seen, or older than [MarkLost], means that the cluster may have forgotten which pod has
+// which address. So does a mark of the future: a clock was wrong, and how old the mark is cannot be told. Then an epoch
+// begins: every node reports which addresses it has, and until all have, or are off, no address is given, taken or freed.
 type Audit struct {
 	Version string // empty if it does not exist
-	// Round is that of the last question. It is a time, see [roundAt], so that it is new after a restore, too.
-	Round int64
-	// Asked are pods of which nothing is known, and the round in which they were asked for first. A node that answers this
-	// round or a later one without naming such a pod will never have it. Asked also has the addresses in quarantine, to
-	// find out which pods have them.
-	Asked map[UID]int64
-	// Epoch is the last round that all nodes had to answer before anything was given. While Recalling they still have to.
+	// Epoch is the last one. It is a time, see [epochAt], so that it is new after a restore, too. While Recalling, reports
+	// for it are awaited.
 	Epoch     int64
 	Recalling bool
-	// Term changes when a recall begins and when it is over. A Book is good for one term.
+	// Term changes when an epoch begins and when it is over. A Book is good for one term.
 	Term int64
 	Mark time.Time
 	// Marks is how often the mark was set.
 	Marks int64
 }
 
-// tick is the distance of a round to the next one: the API server keeps them to a microsecond.
+// tick is the distance of an epoch to the next one: the API server keeps them to a microsecond.
 const tick = int64(time.Microsecond)
 
-// roundAt returns the round of a time: nanoseconds since 1970, of whole microseconds.
-func roundAt(t time.Time) int64 { return t.Truncate(time.Duration(tick)).UnixNano() }
+// epochAt returns the epoch of a time: nanoseconds since 1970, of whole microseconds.
+func epochAt(t time.Time) int64 { return t.Truncate(time.Duration(tick)).UnixNano() }
 
-// lost reports whether the API server may have forgotten something: by the clock, or since this audit is older than a
+// lost reports whether the API server may have forgotten something: by the clock, or since this audit is older than an
 // audit that was seen before.
 func (r Audit) lost(seen Audit, now time.Time) bool {
 	return r.Version == "" || now.Sub(r.Mark) > MarkLost || r.Mark.Sub(now) > MarkEvery || r.older(seen)
@@ -63,11 +58,11 @@ const (
 // Skew is the most by which the clocks of controllers and API servers may differ, as far as anything rests on that.
 const Skew = time.Minute
 
-// Report of a node to a round.
+// Report of a node for an epoch.
 type Report struct {
 	Node  string
-	Round int64
-	// Held are the addresses of pools that pods on the node have.
+	Epoch int64
+	// Held are the addresses of pools that pods on the node have, or have a grant for.
 	Held []Held
 	// CannotServe says why pods of the node cannot have addresses of pools of a mode on their own interface. A mode is
 	// missing if they can, as far as is known.
@@ -89,11 +84,8 @@ type Held struct {
 	Mode               Mode
 	Network, Interface string
 	Keep               Keep
-}
-
-// holds reports whether a node has the pod of a PodIP.
-func (a Report) holds(p *PodIP) bool {
-	return slices.ContainsFunc(a.Held, func(h Held) bool { return h.UID == p.PodUID })
+	// Running says that the pod has a network namespace there. Without it, the pod has a grant alone.
+	Running bool
 }
 
 // Lead returns the audit as the leading controller is to write it: at once, before it lists PodIPs for its [Book], and
@@ -104,8 +96,8 @@ func Lead(live, seen Audit, now time.Time) Audit {
 	lost := live.lost(seen, now)
 	if lost {
 		// No pod that a backup has was created much later, even if this clock is behind.
-		next.Round = max(roundAt(now), roundAt(live.Mark), live.Round+tick, seen.Round+tick)
-		next.Epoch, next.Term, next.Recalling = next.Round, next.Round, true
+		next.Epoch = max(epochAt(now), epochAt(live.Mark), live.Epoch+tick, seen.Epoch+tick)
+		next.Term, next.Recalling = max(next.Epoch, live.Term+tick, seen.Term+tick), true
 	}
 	if next.Mark.Before(now) || lost {
 		next.Mark = now
@@ -117,13 +109,6 @@ func Lead(live, seen Audit, now time.Time) Audit {
 // Lead is the same for a controller that has a Book. If the Book is stale afterwards, it must be made again.
 func (b *Book) Lead(live Audit, now time.Time) Write {
 	next := Lead(live, b.audit, now)
-	next.Asked = maps.Clone(next.Asked)
-	for uid := range next.Asked {
-		a, err := netip.ParseAddr(string(uid)) // see allOf
-		if p := b.ips[a]; len(b.given[uid]) == 0 && (err != nil || p == nil || p.Quarantine.Reason == "") {
-			delete(next.Asked, uid)
-		}
-	}
 	if next.Term != b.audit.Term || live.older(b.audit) {
 		b.stale = true
 	}
@@ -139,24 +124,7 @@ func (b *Book) SetAudit(r Audit) {
 	b.audit = r
 }
 
-// ask begins a round, and notes what it is about.
-func (r Audit) ask(about UID, now time.Time) WriteAudit {
-	r.Round = max(roundAt(now), r.Round+tick)
-	if r.Asked = maps.Clone(r.Asked); r.Asked == nil {
-		r.Asked = map[UID]int64{}
-	}
-	r.Asked[about] = r.Round
-	return WriteAudit{Audit: r}
-}
-
-// askFor asks all nodes for the pod of an address, which has ended: they bar it.
-func (r Audit) askFor(p *PodIP, now time.Time) Write {
-	w := r.ask(p.PodUID, now)
-	w.If = Situation{IP: p}.over()
-	return w
-}
-
-// predates reports whether a pod may have been made before all nodes were asked.
+// predates reports whether a pod may have been made before the epoch.
 func (r Audit) predates(pod *Pod) bool {
 	return pod.Created.Before(time.Unix(0, r.Epoch).Add(Skew))
 }
@@ -175,28 +143,28 @@ func (d recall) missing() Plan {
 	case !d.audit.Recalling:
 		return Plan{}
 	}
-	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
-		"every node is asked first which addresses it has"
+	const why = "pools were switched on, no controller ran for a while, or the API server's data were restored from a " +
+		"backup, so that every node is asked first which addresses it has"
 	if f := d.answered(why); f.Verdict != Yes {
 		return Plan{Reason: f.Reason, Remedy: f.Remedy, Contact: f.Contact, Until: f.Until}
 	}
 	return Plan{Reason: why}
 }
 
-// answered reports whether each node has answered.
+// answered reports whether each node has reported.
 func (d recall) answered(why string) Finding {
 	reached := d.reached(why)
 	if reached.Verdict != Yes {
 		return reached
 	}
-	f := everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: d.audit.Epoch, Agent: d.hadAgent}, why,
-		func(node string) bool { return d.reports[node].Round >= d.audit.Epoch })
+	f := everyone(d.nodes, why, muteFor{d.now.Sub(time.Unix(0, d.audit.Epoch)), d.hadAgent},
+		func(node string) bool { return d.reports[node].Epoch >= d.audit.Epoch })
 	f.If = append(f.If, reached.If...)
 	return f
 }
 
-// Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
-// quarantines addresses that a node says are another pod's. Then it is over, and the Book stale.
+// Recall goes on with an epoch: once all nodes have reported, it makes the PodIPs say what the reports say. Then the
+// epoch is over, and the Book stale.
 func (b *Book) Recall(now time.Time) Plan { return recall{&b.facts, now}.plan() }
 
 func (d recall) plan() Plan {
@@ -207,28 +175,78 @@ func (d recall) plan() Plan {
 	if all.Verdict != Yes {
 		return plan
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.reports)) { // also of nodes that joined after the backup
-		if d.reports[name].Round < d.audit.Epoch {
-			continue
-		}
-		for _, h := range d.reports[name].Held {
-			switch p := d.ips[h.Addr]; {
-			case p == nil:
-				plan.Writes = append(plan.Writes, CreateIP{PodIP: d.lacking(h)})
-			case p.PodUID != h.UID && p.Quarantine.Reason == "":
-				again := *p
-				again.Quarantine = Quarantine{Since: d.now,
-					Reason: fmt.Sprintf("pod %s/%s has it on node %s", h.Namespace, h.PodName, name)}
-				plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
-			}
+	holders := d.reported()
+	for _, a := range slices.SortedFunc(maps.Keys(holders), netip.Addr.Compare) {
+		h := holders[a]
+		is := d.lacking(h.Held)
+		p := d.ips[a]
+		switch {
+		case p == nil:
+			plan.Writes = append(plan.Writes, CreateIP{PodIP: is})
+		case p.PodUID != h.UID:
+			again := *p
+			again.PodUID, again.Namespace, again.PodName, again.Identity = is.PodUID, is.Namespace, is.PodName, is.Identity
+			again.Keep, again.Workload, again.AdoptedOn = is.Keep, is.Workload, ""
+			plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
+		case !Names(p, h.UID, h.node):
+			again := *p
+			again.Phase, again.StatusUID, again.Node, again.Since = Bound, h.UID, h.node, d.now
+			again.Conflict, again.PodCIDR = "", netip.Prefix{}
+			plan.Writes = append(plan.Writes, StatusIP{PodIP: again})
 		}
 	}
 	if plan.Writes == nil {
 		next := d.audit
-		next.Recalling, next.Term = false, max(roundAt(d.now), next.Term+tick)
+		next.Recalling, next.Term = false, max(epochAt(d.now), next.Term+tick)
 		plan.Writes = []Write{WriteAudit{Audit: next, If: all.If}}
 	}
 	return plan
+}
+
+// holder is who has an address by the reports.
+type holder struct {
+	Held
+	node string
+}
+
+// reported returns who has each address by the reports for the epoch, also by those of nodes that joined after the
+// backup. If it is more than one, as a node that was declared off has come back, or an agent lies, it is the one whom
+// the PodIP names if that runs, else another that runs. The agents of all others take the address back.
+func (d recall) reported() map[netip.Addr]holder {
+	all := map[netip.Addr]holder{}
+	for _, node := range slices.Sorted(maps.Keys(d.reports)) {
+		if d.reports[node].Epoch < d.audit.Epoch {
+			continue
+		}
+		for _, held := range d.reports[node].Held {
+			h := holder{held, node}
+			if !d.trusts(node, h.UID) {
+				continue
+			}
+			if other, taken := all[h.Addr]; !taken || d.weight(h) > d.weight(other) {
+				all[h.Addr] = h
+			}
+		}
+	}
+	return all
+}
+
+// weight orders those who have an address by reports.
+func (d recall) weight(h holder) (weight int) {
+	p, pod := d.ips[h.Addr], d.pods[h.UID]
+	if h.Running {
+		weight += 8
+	}
+	if Names(p, h.UID, h.node) {
+		weight += 4
+	}
+	if p != nil && p.PodUID == h.UID {
+		weight += 2
+	}
+	if pod != nil && cmp.Or(pod.Node, h.node) == h.node {
+		weight++
+	}
+	return weight
 }
 
 // lacking is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A node

@@ -22,13 +22,13 @@ func NewBook(r Audit) *Book {
 	return &Book{waiting{
 		facts: facts{
 			audit: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
-			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, disputes: disputes{},
+			given: map[UID][]netip.Addr{}, byWorkload: index[WorkloadKey, netip.Addr]{}, conflicts: map[netip.Addr]struct{}{},
 			pods: map[UID]*Pod{}, named: map[Owner]UID{}, told: index[netip.Addr, UID]{}, runs: index[netip.Addr, UID]{},
 			unbound: map[UID]struct{}{}, ends: map[UID]End{}, nodes: map[string]Node{}, used: map[string]int{},
 			reports: map[string]Report{}, held: map[UID][]string{}, allocations: map[netip.Addr]Allocation{},
 			contacts: map[string]contact{},
 		},
-		lines:   lines{byPool: map[string][]turn{}, queued: map[UID]queued{}, stirred: map[string]bool{}},
+		lines:   lines{waiters: index[string, UID]{}, pools: map[UID][]string{}, stirred: map[string]bool{}},
 		pending: map[Key]struct{}{}, waits: map[UID][]netip.Addr{}, on: index[netip.Addr, UID]{},
 		takers: index[Owner, UID]{}, silent: map[netip.Addr]silence{},
 	}}
@@ -74,16 +74,10 @@ func (b *Book) RemovePool(name string) {
 func (b *Book) SetPodIP(p PodIP) {
 	old := b.ips[p.Addr]
 	if old != nil {
-		if old.machine() != p.machine() { // it may be what keeps the pool from new allocations
-			b.lines.stir(p.Pool)
-		}
 		b.unindex(old)
 	}
 	if old == nil || old.Version != p.Version {
 		defer b.wakeMoved(&p)
-	}
-	if old != nil && old.Conflict != "" && p.Conflict == "" {
-		defer b.wakeDisputed(p.Pool)
 	}
 	if p.Workload != (Workload{}) {
 		b.byWorkload.add(p.WorkloadKey(), p.Addr)
@@ -92,8 +86,8 @@ func (b *Book) SetPodIP(p PodIP) {
 	if p.Mode != Calico { // of which no agent knows
 		b.used[p.Node]++
 	}
-	if p.Quarantine.Reason != "" || p.machine() != "" {
-		b.disputes[p.Addr] = &p
+	if p.conflicts() {
+		b.conflicts[p.Addr] = struct{}{}
 	}
 	b.given[p.PodUID] = append(b.given[p.PodUID], p.Addr)
 	owned := b.owned[p.owner()]
@@ -117,9 +111,6 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 	delete(b.ips, a)
 	delete(b.silent, a)
 	delete(b.allocations, a)
-	if p.Conflict != "" {
-		b.wakeDisputed(p.Pool)
-	}
 	b.wakeMoved(p)
 	for _, s := range b.pools {
 		s.free(a)
@@ -131,7 +122,7 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 func (b *Book) unindex(p *PodIP) {
 	drop(b.given, p.PodUID, p.Addr)
 	drop(b.owned, p.owner(), p.Addr)
-	delete(b.disputes, p.Addr)
+	delete(b.conflicts, p.Addr)
 	b.byWorkload.remove(p.WorkloadKey(), p.Addr)
 	if p.Mode == Calico {
 		return

@@ -297,7 +297,7 @@ func everyoneInContact(nodes map[string]Node, now time.Time, why string, contact
 		n.Foreign = false
 		all[name] = n
 	}
-	f := everyone(Situation{Now: now, Nodes: all}, why, contacted)
+	f := everyone(all, why, muteFor{}, contacted)
 	if f.Verdict == Wait {
 		f.Contact, f.Until = slices.Sorted(maps.Keys(nodes)), now.Add(contactEvery)
 		f.Reason = strings.Replace(f.Reason, "has not answered", "has not been in contact", 1)
@@ -346,7 +346,7 @@ func fenceFreed(s Situation, name, node string) Finding {
 	n, exists := s.Nodes[node]
 	switch {
 	case !exists, n.off():
-		return fenceNode(s, name, node)
+		return offFinding(node, exists, append(s.podGone(), s.off(node)...))
 	case !n.Ready:
 		return Finding{Verdict: Never, Remedy: offRemedy, Reason: fmt.Sprintf("Calico may have freed the address of pod %s, "+
 			"which may still run on node %s, which is not Ready", name, node)}

@@ -425,7 +425,7 @@ func importing(t *testing.T) (*Book, netip.Addr) {
 	b.SetNode(Node{Name: "node-1", Ready: true, ReadySince: noon.Add(-time.Hour), Foreign: true})
 	a := netip.MustParseAddr("10.244.1.5")
 	b.SetPodIP(PodIP{Addr: a, Version: "1", Pool: "blue", Mode: Calico, Namespace: "default", PodName: "web-0",
-		PodUID: "old", Interface: "eth0", Keep: Keep{WhileOwned: true}, Adopted: true, Held: true})
+		PodUID: "old", Interface: "eth0", Keep: Keep{WhileOwned: true}, AdoptedOn: "n1", Held: true})
 	b.SetPod(Pod{UID: "old", Namespace: "default", Name: "web-0", Node: "node-1", ReportedIP: a, Noted: true,
 		Created: noon.Add(-time.Hour)})
 	is := b.CalicoPool("blue")
@@ -528,7 +528,7 @@ func TestAnImportedAddressIsItsPodsOwn(t *testing.T) {
 		t.Error("it is not asked about")
 	}
 	b.SetAllocation(a, Allocation{At: noon})
-	if is := gets(); is.Addr != a || is.Adopted || is.PodUID != "new" || is.Keep.For != time.Hour {
+	if is := gets(); is.Addr != a || is.AdoptedOn != "" || is.PodUID != "new" || is.Keep.For != time.Hour {
 		t.Errorf("it is given %+v", is)
 	}
 

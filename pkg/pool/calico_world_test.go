@@ -117,7 +117,7 @@ func (w *world) imports() {
 	}
 	w.logf("pod %s %s is read, which runs with %s", p.Name, p.UID, p.ReportedIP)
 	ip := p.made(Address{Interface: "eth0", Pool: "a4", Mode: Calico, Prefix: netip.PrefixFrom(p.ReportedIP, 32)})
-	ip.Adopted, ip.Keep = true, w.workloads["old"].keep
+	ip.AdoptedOn, ip.Keep = p.Node, w.workloads["old"].keep
 	create := func() { _ = w.apply("import", CreateIP{PodIP: ip}) }
 	if w.inflight = append(w.inflight, create); w.some(60) {
 		w.inflight = w.inflight[:len(w.inflight)-1]

@@ -1,8 +1,6 @@
 package pool
 
 import (
-	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -27,12 +25,12 @@ func PodIPOf(o *v1alpha1.PodIP, longest time.Duration) (PodIP, error) {
 		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, Created: o.CreationTimestamp.Time,
 		Pool: o.Spec.Pool, Mode: o.Spec.Mode, Namespace: o.Spec.Namespace, PodName: o.Spec.PodName,
 		Identity: o.Spec.Identity, PodUID: UID(o.Spec.PodUID), Network: o.Spec.Network, Interface: o.Spec.Interface,
-		Keep:     KeepOf(retention.Recorded(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), longest),
-		Release:  o.Spec.Release != "",
-		Adopted:  o.Spec.Adopted,
-		Held:     slices.Contains(o.Finalizers, v1alpha1.FinalizerInUse),
-		Deleting: o.DeletionTimestamp != nil,
-		Phase:    o.Status.Phase, StatusUID: UID(o.Status.PodUID), Node: o.Status.NodeName,
+		Keep:      KeepOf(retention.Recorded(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), longest),
+		Release:   o.Spec.Release != "",
+		AdoptedOn: o.Spec.AdoptedOn,
+		Held:      slices.Contains(o.Finalizers, v1alpha1.FinalizerInUse),
+		Deleting:  o.DeletionTimestamp != nil,
+		Phase:     o.Status.Phase, StatusUID: UID(o.Status.PodUID), Node: o.Status.NodeName,
 		Conflict: o.Status.Conflict,
 	}
 	p.PodCIDR, _ = netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written again
@@ -42,12 +40,6 @@ func PodIPOf(o *v1alpha1.PodIP, longest time.Duration) (PodIP, error) {
 	if w := o.Spec.Workload; w != nil {
 		p.Workload = *w
 	}
-	if q := o.Spec.Quarantine; q != nil {
-		p.Quarantine = Quarantine{Reason: cmp.Or(q.Reason, "no reason is given"), MAC: q.MAC, Since: q.Since.Time}
-		if q.Until != nil {
-			p.Quarantine.Until = q.Until.Time
-		}
-	}
 	return p, nil
 }
 
@@ -55,7 +47,7 @@ func PodIPOf(o *v1alpha1.PodIP, longest time.Duration) (PodIP, error) {
 func (p *PodIP) Spec() v1alpha1.PodIPSpec {
 	spec := v1alpha1.PodIPSpec{
 		Pool: p.Pool, Mode: p.Mode, Namespace: p.Namespace, PodName: p.PodName,
-		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, Adopted: p.Adopted,
+		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, AdoptedOn: p.AdoptedOn,
 	}
 	if p.Release {
 		spec.Release = v1alpha1.ReleaseNow
@@ -63,13 +55,6 @@ func (p *PodIP) Spec() v1alpha1.PodIPSpec {
 	spec.Retention, spec.WhenScaled, spec.WhenDeleted = p.Keep.words()
 	if w := p.Workload; w != (Workload{}) {
 		spec.Workload = &w
-	}
-	if q := p.Quarantine; q.Reason != "" {
-		spec.Quarantine = &v1alpha1.PodIPQuarantine{Reason: q.Reason, MAC: q.MAC, Since: metav1.NewMicroTime(q.Since)}
-		if !q.Until.IsZero() {
-			until := metav1.NewTime(q.Until)
-			spec.Quarantine.Until = &until
-		}
 	}
 	return spec
 }
@@ -102,17 +87,18 @@ func (k Keep) words() (retention, whenScaled, whenDeleted string) {
 
 // ReportOf reads a report. Addresses are kept for longest at most; zero is no limit.
 func ReportOf(o *v1alpha1.PodIPReport, longest time.Duration) Report {
-	a := Report{Node: o.Name, Round: v1alpha1.RoundOf(&o.Spec.Round), CannotServe: o.Spec.CannotServe}
+	a := Report{Node: o.Name, Epoch: v1alpha1.EpochOf(&o.Spec.Epoch), CannotServe: o.Spec.CannotServe}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
 		if err != nil {
-			a.Round = 0 // what else it says is not to be trusted: the node has not answered
+			a.Epoch = 0 // what else it says is not to be trusted: the node has not answered
 			continue
 		}
 		a.Held = append(a.Held, Held{
 			Addr: addr, UID: UID(h.PodUID), Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
 			Pool: h.Pool, Mode: h.Mode, Network: h.Network, Interface: h.Interface,
-			Keep: KeepOf(retention.Recorded(h.Retention, h.WhenScaled, h.WhenDeleted), longest),
+			Keep:    KeepOf(retention.Recorded(h.Retention, h.WhenScaled, h.WhenDeleted), longest),
+			Running: h.Running,
 		})
 	}
 	return a
@@ -120,39 +106,28 @@ func ReportOf(o *v1alpha1.PodIPReport, longest time.Duration) Report {
 
 // AuditOf reads an audit.
 func AuditOf(o *v1alpha1.PodIPAudit) Audit {
-	round := v1alpha1.RoundOf
-	r := Audit{Version: o.ResourceVersion, Round: round(&o.Spec.Round), Epoch: round(o.Spec.Epoch),
-		Recalling: o.Spec.Phase != v1alpha1.PodIPAuditSettled, Term: round(o.Spec.Term), Mark: o.Spec.Mark.Time,
+	epoch := v1alpha1.EpochOf
+	return Audit{Version: o.ResourceVersion, Epoch: epoch(o.Spec.Epoch),
+		Recalling: o.Spec.Phase != v1alpha1.PodIPAuditSettled, Term: epoch(o.Spec.Term), Mark: o.Spec.Mark.Time,
 		Marks: o.Spec.Marks}
-	for _, q := range o.Spec.Asked {
-		if r.Asked == nil {
-			r.Asked = map[UID]int64{}
-		}
-		r.Asked[UID(q.About)] = round(&q.Round)
-	}
-	return r
 }
 
 // Object returns the object of an audit.
 func (r *Audit) Object() *v1alpha1.PodIPAudit {
-	at := v1alpha1.RoundTime
-	optional := func(round int64) *metav1.MicroTime {
-		if round == 0 {
+	optional := func(epoch int64) *metav1.MicroTime {
+		if epoch == 0 {
 			return nil
 		}
-		t := at(round)
+		t := v1alpha1.EpochTime(epoch)
 		return &t
 	}
 	o := &v1alpha1.PodIPAudit{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.PodIPAuditName, ResourceVersion: r.Version},
-		Spec: v1alpha1.PodIPAuditSpec{Round: at(r.Round), Epoch: optional(r.Epoch), Term: optional(r.Term),
+		Spec: v1alpha1.PodIPAuditSpec{Epoch: optional(r.Epoch), Term: optional(r.Term),
 			Phase: v1alpha1.PodIPAuditSettled, Mark: metav1.NewMicroTime(r.Mark), Marks: r.Marks},
 	}
 	if r.Recalling {
 		o.Spec.Phase = v1alpha1.PodIPAuditRecalling
-	}
-	for _, about := range slices.Sorted(maps.Keys(r.Asked)) {
-		o.Spec.Asked = append(o.Spec.Asked, v1alpha1.PodIPQuestion{About: string(about), Round: at(r.Asked[about])})
 	}
 	return o
 }

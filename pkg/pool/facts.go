@@ -20,18 +20,18 @@ type facts struct {
 	owned      map[Owner][]netip.Addr // sorted
 	given      map[UID][]netip.Addr   // in the order in which they were put in
 	byWorkload index[WorkloadKey, netip.Addr]
-	disputes
-	pods    map[UID]*Pod
-	named   map[Owner]UID          // the newest pod of this name that exists
-	told    index[netip.Addr, UID] // pods whose annotation has the address
-	runs    index[netip.Addr, UID] // those that run with it and have no annotation
-	unbound map[UID]struct{}       // those that were placed and have no node yet
-	ends    map[UID]End
-	dated   dated
-	nodes   map[string]Node
-	used    map[string]int // how many PodIPs name a node
-	reports map[string]Report
-	held    map[UID][]string // the nodes that say that they have the pod
+	conflicts  map[netip.Addr]struct{} // PodIPs whose address another machine has
+	pods       map[UID]*Pod
+	named      map[Owner]UID          // the newest pod of this name that exists
+	told       index[netip.Addr, UID] // pods whose annotation has the address
+	runs       index[netip.Addr, UID] // those that run with it and have no annotation
+	unbound    map[UID]struct{}       // those that were placed and have no node yet
+	ends       map[UID]End
+	dated      dated
+	nodes      map[string]Node
+	used       map[string]int // how many PodIPs name a node
+	reports    map[string]Report
+	held       map[UID][]string // the nodes that say that they have the pod
 	// allocations are what Calico's IPAM has said of addresses, contacts of what tells when nodes reached the API server.
 	allocations map[netip.Addr]Allocation
 	contacts    map[string]contact
@@ -123,31 +123,17 @@ func (f *facts) Report(node string) Report { return f.reports[node] }
 // holders returns the nodes that say that they have a pod, and whose word counts.
 func (f *facts) holders(uid UID) (nodes []string) {
 	for _, node := range f.held[uid] {
-		if f.heeds(node, uid) {
+		if f.trusts(node, uid) {
 			nodes = append(nodes, node)
 		}
 	}
 	return nodes
 }
 
-// heldByAnother returns another pod that has the address of a PodIP by a report of this round or a later one, and its
-// node, nil if there is none whose word counts.
-func (f *facts) heldByAnother(p *PodIP, round int64) (*Held, string) {
-	for _, node := range slices.Sorted(maps.Keys(f.reports)) {
-		report := f.reports[node]
-		for i, h := range report.Held {
-			if h.Addr == p.Addr && h.UID != p.PodUID && report.Round >= round && f.heeds(node, h.UID) {
-				return &report.Held[i], node
-			}
-		}
-	}
-	return nil, ""
-}
-
-// heeds reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
-// only if a restore has made that forget its node. So of a pod that was made since all nodes were asked, no other
-// node's word counts: an agent may lie.
-func (f *facts) heeds(node string, uid UID) bool {
+// trusts reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
+// only if a restore has made that forget its node. So of a pod that was made since the epoch, no other node's word counts: an
+// agent may lie.
+func (f *facts) trusts(node string, uid UID) bool {
 	pod := f.pods[uid]
 	return pod == nil || pod.Node == node || f.audit.predates(pod)
 }
@@ -165,14 +151,14 @@ func (f *facts) Audit() Audit { return f.audit }
 // further decision is made with it. Call Lead, then begin a new one with what the API server has now.
 func (f *facts) Stale() bool { return f.stale }
 
-// Unanswered returns the nodes whose report of the last round is awaited, sorted. Those that are off,
-// or can have no address, are not among them.
+// Unanswered returns the nodes whose report for the epoch is awaited, sorted. Those that are off, or can have no
+// address, are not among them.
 func (f *facts) Unanswered() (nodes []string) {
-	if !f.audit.Recalling && len(f.audit.Asked) == 0 {
+	if !f.audit.Recalling {
 		return nil
 	}
 	for name, n := range f.nodes {
-		if !(n.Foreign && !f.hadAgent(name)) && !n.off() && f.reports[name].Round < f.audit.Round {
+		if !(n.Foreign && !f.hadAgent(name)) && !n.off() && f.reports[name].Epoch < f.audit.Epoch {
 			nodes = append(nodes, name)
 		}
 	}
@@ -180,12 +166,11 @@ func (f *facts) Unanswered() (nodes []string) {
 	return nodes
 }
 
-// Settled reports whether an address waits for nothing that a node could say: it is in no quarantine, and its pod is
-// there or known to be gone.
+// Settled reports whether an address waits for nothing that a node could say: its pod is there or known to be gone.
 func (f *facts) Settled(a netip.Addr) bool {
 	p := f.ips[a]
-	if p == nil || p.Quarantine.Reason != "" {
-		return p == nil && f.told[a] == nil
+	if p == nil {
+		return f.told[a] == nil
 	}
 	return p.gone() || f.pods[p.PodUID].alive()
 }
@@ -193,8 +178,11 @@ func (f *facts) Settled(a netip.Addr) bool {
 // unproven reports whether the pod of an address is deleted and may still have it.
 func (f *facts) unproven(a netip.Addr) bool {
 	p := f.ips[a]
-	return p != nil && p.Quarantine.Reason == "" && f.pods[p.PodUID] == nil
+	return p != nil && f.pods[p.PodUID] == nil
 }
+
+// Conflicts returns how many addresses of PodIPs other machines answer for, so that their pods cannot start.
+func (f *facts) Conflicts() int { return len(f.conflicts) }
 
 // Count is how many addresses a pool has: status.addresses.
 type Count struct{ Total, Used, Free, OutOfRange uint64 }

@@ -28,11 +28,6 @@ type Finding struct {
 	Remedy string
 	// If is what must be so past the caches, too.
 	If []Check
-	// Ask says that no proof will come unless all nodes are asked for the pod.
-	Ask bool
-	// Disputed says that another pod has the address, by what nodes have reported, and that the pod of the PodIP surely
-	// no longer has it if If holds.
-	Disputed bool
 	// Frees says that Calico's allocation is to be freed, if If holds: nothing else will.
 	Frees bool
 	// Contact are nodes whose Leases may bring the proof, and Until is when to look again, zero if a change tells.
@@ -49,17 +44,6 @@ type Situation struct {
 	// End of that pod, nil if it was not seen.
 	End   *End
 	Nodes map[string]Node
-	// Reports by node, and the round in which nodes were asked for the pod after its end, zero if they were not.
-	Reports map[string]Report
-	Asked   int64
-	// Held are the nodes that say that the pod is there, or was when they answered.
-	Held []string
-	// Other returns another pod that has the address by a report which was made since nodes were asked, nil if there is
-	// none, and the node. It takes time by what all nodes have reported, and is nil if that says nothing.
-	Other func() (*Held, string)
-	// Agent reports whether a node has ever answered, or had an address, nil if that is not known. Where agents are wanted
-	// may have changed since: such a node is asked like any other.
-	Agent func(node string) bool
 	// Allocation is what Calico's IPAM says of the address, nil if it was not asked, and Holder the pod that it names, nil
 	// if that is not known. Contacts are those of nodes.
 	Allocation *Allocation
@@ -73,13 +57,7 @@ func (f *facts) Fence(p *PodIP, now time.Time) Finding {
 }
 
 func (f *facts) situation(p *PodIP, now time.Time) Situation {
-	s := Situation{
-		Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Reports: f.reports, Asked: f.audit.Asked[p.PodUID],
-		Held: f.holders(p.PodUID), Agent: f.hadAgent, Contacts: f.contacts,
-	}
-	if s.Asked > 0 {
-		s.Other = func() (*Held, string) { return f.heldByAnother(p, s.Asked) }
-	}
+	s := Situation{Now: now, IP: p, Pod: f.pods[p.PodUID], Nodes: f.nodes, Contacts: f.contacts}
 	if a, ok := f.allocations[p.Addr]; ok {
 		s.Allocation, s.Holder = &a, f.pods[f.named[Owner{Namespace: a.Namespace, Pod: a.Pod}]]
 	}
@@ -89,22 +67,8 @@ func (f *facts) situation(p *PodIP, now time.Time) Situation {
 	return s
 }
 
-// askAfter is how long the fence waits for a report before nodes are asked for one: longer than an agent is away when
-// it is upgraded, or than kubelet takes to remove what is left of a pod.
-const askAfter = 30 * time.Second
-
-// Fence reports whether the pod that an address was given to certainly no longer has it, nor will again. That is so if
-//
-//   - its node's agent says so, in the status of the PodIP or when it was asked, or
-//   - it has succeeded or failed, was not told of the address, and its node reports that it is not there, or
-//   - it was deleted before it had a node, or
-//   - it was deleted, and its node is declared off by an operator and not Ready: the kubelet of a node that is off is
-//     silent, or
-//   - it was deleted, it is unknown which node it had, and every node reports that the pod is not there, or is off.
-//
+// Fence reports whether the pod that an address was given to certainly no longer has it, nor will again: see [MayPass].
 // That a pod was deleted, by force or not, proves nothing, nor does a node that is not Ready: its sandbox may live on.
-// Nor does what another node than the pod's says of it: an agent may lie, or its token may have been stolen. Then it
-// can do so about the pods of its own node only, as far as it is known which node a pod had.
 func Fence(s Situation) Finding {
 	p := s.IP
 	name := p.Namespace + "/" + p.PodName
@@ -113,37 +77,50 @@ func Fence(s Situation) Finding {
 		return fenceCalico(s)
 	case s.Pod.alive():
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
-	case p.gone() && s.believed():
-		f := Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}
-		if s.Pod == nil && s.End == nil { // the pod may be newer than the cache, and the report a lie
+	case s.Pod != nil && !s.Pod.Terminal && s.Pod.Node == "":
+		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s is being deleted", name)}
+	}
+	node := p.namedNode()
+	n, exists := s.Nodes[node]
+	over := s.Pod == nil || s.Pod.Terminal
+	switch MayPass(p, over, func(string) bool { return !exists || n.off() }) {
+	case Unused:
+		f := Finding{Reason: fmt.Sprintf("no node was named for pod %s", name)}
+		if s.Pod == nil && s.End == nil { // it may be newer than the cache, and would never start
 			f.If = s.podGone()
 		}
 		return f
-	case s.Pod != nil && s.Pod.Node == "":
-		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s is being deleted", name)}
-	case s.forgotten() && s.answered(s.Pod.Node):
-		return Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", s.Pod.Node, name), If: s.over()}
-	case s.Pod != nil:
-		return Finding{Verdict: Wait, Ask: s.forgotten() && (s.Asked == 0 || s.had(s.Pod.Node)),
-			Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", s.Pod.Node, name)}
+	case Ended:
+		return Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", node, name)}
+	case Off:
+		return offFinding(node, exists, s.off(node))
 	}
-	node, known := s.known()
-	said := p.saidOn() // after a restore, a pod may run that has no node by the cluster
-	switch {
-	case node != "":
-		return fenceNode(s, name, node)
-	case known && said == "" && s.heldBesides("") == "":
-		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name), If: s.podGone()}
-	case !known && said != "" && s.heldBesides(said) == "":
-		return fenceNode(s, name, said)
-	}
-	return fenceAll(s, fmt.Sprintf("the node of pod %s is unknown", name))
+	return stillThere(name, node, n, exists)
 }
 
-// forgotten reports whether a pod has ended that was not told of its address, since a restore has taken that back: then
-// its node may not know that it had it.
-func (s Situation) forgotten() bool {
-	return s.Pod != nil && s.Pod.Terminal && s.Pod.Assigned == nil && !s.IP.Adopted
+// offFinding is for a node that is deleted, or that an operator has declared off.
+func offFinding(node string, exists bool, checks []Check) Finding {
+	if !exists {
+		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: checks}
+	}
+	return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: checks}
+}
+
+// stillThere is for a pod that may still have the address on its node.
+func stillThere(name, node string, n Node, exists bool) Finding {
+	if exists && !n.Ready {
+		return Finding{Verdict: Never, Remedy: offRemedy,
+			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node)}
+	}
+	f := Finding{Verdict: Wait, Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
+	if node == "" {
+		f.Reason = fmt.Sprintf("pod %s is being deleted", name)
+	}
+	if n.Off {
+		f.Reason += "; its taint " + OutOfService + " has no effect while the node is Ready"
+		f.Remedy = "remove the taint, which is left over"
+	}
+	return f
 }
 
 // known returns the node that the pod has or had by the cluster, empty if it never had one. Without a pod, and without
@@ -158,35 +135,9 @@ func (s Situation) known() (node string, ok bool) {
 	return "", false
 }
 
-// believed reports whether the status of the PodIP, which is about the pod, is the word of the pod's own node, or that
-// of a controller.
-func (s Situation) believed() bool {
-	p := s.IP
-	switch node, known := s.known(); {
-	case known && (node != "" || s.Pod != nil):
-		return p.Node == "" || p.Node == node
-	}
-	return s.heldBesides(p.Node) == ""
-}
-
-// heldBesides returns another node that says that the pod is there, empty if there is none.
-func (s Situation) heldBesides(node string) string {
-	for _, held := range s.Held {
-		if held != node {
-			return held
-		}
-	}
-	return ""
-}
-
 // podGone is the pod of the address, which must not exist.
 func (s Situation) podGone() []Check {
 	return []Check{{Gone: &Pod{UID: s.IP.PodUID, Namespace: s.IP.Namespace, Name: s.IP.PodName}}}
-}
-
-// over is the pod of the address, which must have ended, whether it exists or not.
-func (s Situation) over() []Check {
-	return []Check{{Over: &Pod{UID: s.IP.PodUID, Namespace: s.IP.Namespace, Name: s.IP.PodName}}}
 }
 
 func (s Situation) off(node string) []Check {
@@ -195,56 +146,6 @@ func (s Situation) off(node string) []Check {
 
 const offRemedy = "bring the node back or, once it is certainly off, delete the Node or taint it " + OutOfService +
 	":NoExecute"
-
-// fenceNode is for a pod that was deleted, and was on this node.
-func fenceNode(s Situation, name, node string) Finding {
-	n, exists := s.Nodes[node]
-	switch {
-	case !exists:
-		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: append(s.podGone(), s.off(node)...)}
-	case n.off():
-		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
-	case s.answered(node):
-		return s.disputed(Finding{Reason: fmt.Sprintf("node %s reports that it does not have pod %s", node, name)})
-	case !n.Ready:
-		return Finding{Verdict: Never, Ask: s.Asked == 0,
-			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
-			Remedy: offRemedy}
-	}
-	ask := s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter) || s.had(node)
-	f := Finding{Verdict: Wait, Ask: ask,
-		Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
-	if n.Off {
-		f.Reason += "; its taint " + OutOfService + " has no effect while the node is Ready"
-		f.Remedy = "remove the taint, which is left over"
-	}
-	return f
-}
-
-// disputed returns a finding that no node has the address for its pod, unless one has it for another pod: that was told
-// of it before a restore, on a node that was said to be off and has come back since.
-func (s Situation) disputed(f Finding) Finding {
-	if s.Other == nil {
-		return f
-	}
-	if other, on := s.Other(); other != nil {
-		f.Verdict, f.Disputed = Wait, true
-		f.Reason = fmt.Sprintf("pod %s/%s has it on node %s", other.Namespace, other.PodName, on)
-	}
-	return f
-}
-
-// had reports whether a node had the pod when it was asked, and is to be asked again.
-func (s Situation) had(node string) bool {
-	a := s.Reports[node]
-	return s.Asked > 0 && a.Round >= s.Asked && a.holds(s.IP) && s.Now.Sub(time.Unix(0, s.Asked)) >= askAfter
-}
-
-// answered reports whether a node says that the pod is not there, having been asked after the pod's end.
-func (s Situation) answered(node string) bool {
-	a, ok := s.Reports[node]
-	return ok && s.Asked > 0 && a.Round >= s.Asked && !a.holds(s.IP)
-}
 
 // muteAfter is how long a node that is Ready may stay silent before an operator has to act: either no agent has ever
 // run there, or none is to run there any more.
@@ -257,36 +158,27 @@ const muteRemedy = "run the agent there or, if the node is to have none, label t
 const leftRemedy = "run the agent there again until it has answered, " +
 	"or drain the node, switch it off and delete the Node"
 
-// askedFor reports whether nodes were asked so long ago.
-func (s Situation) askedFor(d time.Duration) bool {
-	return s.Asked > 0 && s.Now.Sub(time.Unix(0, s.Asked)) >= d
+// muteFor tells a node that is late from one that will never report.
+type muteFor struct {
+	asked    time.Duration          // since nodes were asked
+	hadAgent func(node string) bool // whether a node has ever reported, or had an address; nil if reports are not awaited
 }
 
-// hadAgent reports whether a node has ever answered, or had an address.
-func (s Situation) hadAgent(node string) bool { return s.Agent != nil && s.Agent(node) }
+func (m muteFor) isMute() bool { return m.hadAgent != nil && m.asked >= muteAfter }
 
-// fenceAll is for a pod that was deleted, and may have been on any node, if it was on one.
-func fenceAll(s Situation, why string) Finding {
-	f := everyone(s, why, s.answered)
-	if f.Verdict == Yes {
-		f.If = append(f.If, s.podGone()...)
-		f = s.disputed(f)
-	}
-	f.Ask = f.Verdict != Yes && (s.Asked == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(s.Nodes)), s.had))
-	return f
-}
+func (m muteFor) had(node string) bool { return m.hadAgent != nil && m.hadAgent(node) }
 
 // everyone reports whether each node is satisfied, or is off, or can have no address at all.
-func everyone(s Situation, why string, satisfied func(node string) bool) Finding {
+func everyone(nodes map[string]Node, why string, mutes muteFor, satisfied func(node string) bool) Finding {
 	var checks []Check
 	var among, silent, mute, left, lost []string
-	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		among = append(among, name)
-		switch n := s.Nodes[name]; {
-		case n.Foreign && !s.hadAgent(name) || satisfied(name):
+		switch n := nodes[name]; {
+		case n.Foreign && !mutes.had(name) || satisfied(name):
 		case n.off():
-			checks = append(checks, s.off(name)...)
-		case n.Ready && s.Agent != nil && (n.Foreign || !s.Agent(name)) && s.askedFor(muteAfter):
+			checks = append(checks, Check{Off: name})
+		case n.Ready && mutes.isMute() && (n.Foreign || !mutes.had(name)):
 			if n.Foreign {
 				left = append(left, name)
 			} else {

@@ -17,130 +17,59 @@ var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 	const ready, lost, off, forgot = "ready", "lost", "off", "forgot"
-	nodes := func(states ...string) map[string]Node {
-		all := map[string]Node{}
-		for i, s := range states {
-			if s != "" {
-				name := fmt.Sprintf("n%d", i+1)
-				all[name] = Node{Name: name, Ready: s == ready || s == forgot, Off: s == off || s == forgot}
-			}
-		}
-		return all
-	}
-	says := func(round int64, node string, held ...UID) map[string]Report {
-		a := Report{Node: node, Round: round}
-		for _, uid := range held {
-			a.Held = append(a.Held, Held{UID: uid})
-		}
-		return map[string]Report{node: a}
-	}
-	alive := &Pod{UID: "a", Node: "n1"}
+	named := PodIP{Phase: Bound, StatusUID: "a", Node: "n1"}
 	for _, c := range []struct {
 		name    string
-		phase   Phase
-		of      UID
+		ip      PodIP
 		pod     *Pod
 		end     *End
-		nodes   map[string]Node
-		reports map[string]Report
-		held    []string
-		asked   int64
+		node    string // n1, empty if it is deleted
 		verdict Verdict
 		says    string
-		ask     bool
 		remedy  bool
 		looks   int // conditions to be read past the caches
 	}{
-		{name: "its pod runs", phase: Bound, of: "a", pod: alive, nodes: nodes(ready), verdict: Wait,
+		{name: "its pod runs", ip: named, pod: &Pod{UID: "a", Node: "n1"}, node: ready, verdict: Wait,
 			says: "pod ns/web-0 has it"},
-		{name: "its pod runs on a node that is out of service", phase: Bound, of: "a", pod: alive, nodes: nodes(off),
+		{name: "its pod runs on a node that is out of service", ip: named, pod: &Pod{UID: "a", Node: "n1"}, node: off,
 			verdict: Wait},
-		{name: "its pod is ending", phase: Bound, of: "a", pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready),
-			verdict: Wait, says: "node n1 has not reported yet"},
-		{name: "its pod is over, and was not told of it", phase: Bound, of: "a",
-			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, nodes: nodes(ready), verdict: Wait, says: "has not reported yet",
-			ask: true},
-		{name: "its pod is over, and was told of it", phase: Bound, of: "a",
-			pod:   &Pod{UID: "a", Node: "n1", Terminal: true, Assigned: []Address{}},
-			nodes: nodes(ready), verdict: Wait, says: "has not reported yet"},
-		{name: "its pod is over, was not told of it, and its node answers without it", phase: Bound, of: "a",
-			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, nodes: nodes(ready), asked: 7, reports: says(7, "n1"),
-			verdict: Yes, says: "does not have pod", looks: 1},
-		{name: "its pod is over, was not told of it, and its node answers with it", phase: Bound, of: "a",
-			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, nodes: nodes(ready), asked: 7, reports: says(7, "n1", "a"),
-			verdict: Wait, says: "has not reported yet", ask: true},
-		{name: "its pod is ending, was not told of it, and its node answered before", phase: Bound, of: "a",
-			pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready), asked: 7, reports: says(7, "n1"),
-			verdict: Wait, says: "has not reported yet"},
-		{name: "its pod is over, and the node says so", phase: Retained, of: "a",
-			pod:   &Pod{UID: "a", Node: "n1", Terminal: true},
-			nodes: nodes(ready), verdict: Yes, says: "node n1 reports"},
-		{name: "the node says that it is gone", phase: Retained, of: "a", end: &End{Node: "n1", Final: true, At: noon},
-			nodes: nodes(lost), verdict: Yes},
-		{name: "the node says that it is gone, and its end was not seen", phase: Retained, of: "a", nodes: nodes(lost),
-			verdict: Yes, looks: 1},
-		{name: "another node than the pod's says that it is gone", phase: Retained, of: "a",
-			pod: &Pod{UID: "a", Node: "n2", Ending: true}, nodes: nodes(ready, ready), verdict: Wait,
-			says: "node n2 has not reported yet"},
-		{name: "another node says that it is gone, and it has none yet", phase: Retained, of: "a",
-			pod: &Pod{UID: "a", Ending: true}, nodes: nodes(ready, ready), verdict: Wait, says: "is being deleted"},
-		{name: "deleted, and another node than its own says that it is gone", phase: Retained, of: "a",
-			end: &End{Node: "n2", At: noon}, nodes: nodes(ready, ready), verdict: Wait, says: "node n2 has not reported yet"},
-		{name: "deleted, and another node than its own had it, and has not", phase: Bound, of: "a",
-			end: &End{Node: "n2", At: noon}, nodes: nodes(ready, ready), asked: noon.UnixNano(),
-			reports: says(noon.UnixNano(), "n1"), verdict: Wait, says: "node n2 has not reported yet"},
-		{name: "deleted, and another node than its own, which is off, had it", phase: Bound, of: "a",
-			end: &End{Node: "n2", At: noon}, nodes: nodes(off, lost), verdict: Never, ask: true,
-			says: "node n2, which is not Ready"},
-		{name: "gone, as a node says, and another one has it", phase: Retained, of: "a", nodes: nodes(ready, ready),
-			held: []string{"n2"}, verdict: Wait, ask: true, says: "the node of pod ns/web-0 is unknown"},
-		{name: "its node is unknown, and a node that had it has not", held: []string{"n1"}, nodes: nodes(ready, ready), asked: 7,
-			reports: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
-		{name: "deleted before it had a node, but a node had it before a restore", end: &End{Final: true, At: noon},
-			nodes: nodes(ready), held: []string{"n1"}, verdict: Wait, ask: true},
-		{name: "the node said so of an earlier pod", phase: Retained, of: "b", nodes: nodes(ready), verdict: Wait, ask: true,
-			says: "the node of pod ns/web-0 is unknown"},
-		{name: "deleted by force, its node Ready", phase: Bound, of: "a", end: &End{Node: "n1", Final: true, At: noon},
-			nodes: nodes(ready), verdict: Wait, says: "node n1 has not reported yet"},
-		{name: "and nothing comes", phase: Bound, of: "a", end: &End{Node: "n1", Final: true, At: noon.Add(-time.Hour)},
-			nodes: nodes(ready), verdict: Wait, ask: true},
-		{name: "deleted, its node not Ready", phase: Bound, of: "a", nodes: nodes(lost), verdict: Never, ask: true,
-			says: "node n1, which is not Ready"},
-		{name: "deleted, its node out of service", phase: Bound, of: "a", nodes: nodes(off), verdict: Yes, looks: 2},
-		{name: "deleted, its node Ready, with a taint that was forgotten", phase: Bound, of: "a", nodes: nodes(forgot),
-			verdict: Wait, ask: true, says: "has no effect while the node is Ready", remedy: true},
-		{name: "its node is unknown, the other node Ready, with a taint that was forgotten", nodes: nodes(ready, forgot),
-			asked: 7, reports: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
-		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
-		{name: "deleted before it had a node", end: &End{Final: true, At: noon}, nodes: nodes(lost), verdict: Yes,
-			says: "never had a node", looks: 1},
-		{name: "deleted, as a watch that was interrupted says", end: &End{At: noon}, nodes: nodes(ready), verdict: Wait,
-			ask: true},
-		{name: "deleted before it had a node, but a node has it", end: &End{Final: true, At: noon}, phase: Bound, of: "a",
-			nodes: nodes(ready), verdict: Wait, ask: true},
-		{name: "its node unknown, one node silent", nodes: nodes(ready, ready), asked: 7, reports: says(7, "n1"),
-			verdict: Wait, says: "node n2 has not answered"},
-		{name: "its node unknown, one node lost", nodes: nodes(ready, lost), asked: 7, reports: says(7, "n1"),
-			verdict: Never, says: "node n2 is not Ready"},
-		{name: "its node unknown, the other node off", nodes: nodes(ready, off), asked: 7, reports: says(7, "n1"),
-			verdict: Yes, looks: 3},
-		{name: "its node unknown, all have reported", nodes: nodes(ready), asked: 7, reports: says(8, "n1", "b"),
-			verdict: Yes, looks: 2},
-		{name: "the report is older", nodes: nodes(ready), asked: 7, reports: says(6, "n1"), verdict: Wait},
-		{name: "a known node answers, without it", phase: Bound, of: "a", nodes: nodes(ready), asked: 7,
-			reports: says(7, "n1"), verdict: Yes},
-		{name: "a known node answers, with it", phase: Bound, of: "a", nodes: nodes(ready), asked: noon.UnixNano(),
-			reports: says(noon.UnixNano(), "n1", "a"), verdict: Wait},
+		{name: "its pod is ending", ip: named, pod: &Pod{UID: "a", Node: "n1", Ending: true}, node: ready, verdict: Wait,
+			says: "node n1 has not reported yet"},
+		{name: "its pod is ending, and no node was named", pod: &Pod{UID: "a", Node: "n1", Ending: true}, node: ready,
+			verdict: Wait, says: "is being deleted"},
+		{name: "its pod is ending at the gate", pod: &Pod{UID: "a", Ending: true}, node: ready, verdict: Wait,
+			says: "is being deleted"},
+		{name: "its pod is over", ip: named, pod: &Pod{UID: "a", Node: "n1", Terminal: true}, node: ready, verdict: Wait,
+			says: "node n1 has not reported yet"},
+		{name: "its pod is over, and no node was named", pod: &Pod{UID: "a", Node: "n1", Terminal: true}, node: ready,
+			verdict: Yes, says: "no node was named"},
+		{name: "its pod is over, and the node says so", ip: PodIP{Phase: Retained, StatusUID: "a", Node: "n1"},
+			pod: &Pod{UID: "a", Node: "n1", Terminal: true}, node: ready, verdict: Yes, says: "node n1 reports"},
+		{name: "gone, as the node says", ip: PodIP{Phase: Retained, StatusUID: "a", Node: "n1"}, node: lost, verdict: Yes},
+		{name: "gone, as the node said of an earlier pod", ip: PodIP{Phase: Retained, StatusUID: "b", Node: "n1"}, node: lost,
+			end: &End{}, verdict: Yes, says: "no node was named"},
+		{name: "deleted, no node was named, and its end was not seen", ip: PodIP{Phase: Bound, StatusUID: "b", Node: "n1"},
+			node: lost, verdict: Yes, looks: 1},
+		{name: "deleted by force", ip: named, end: &End{Node: "n1"}, node: ready, verdict: Wait,
+			says: "node n1 has not reported yet"},
+		{name: "deleted, its node not Ready", ip: named, node: lost, verdict: Never, says: "which is not Ready", remedy: true},
+		{name: "deleted, its node out of service", ip: named, node: off, verdict: Yes, looks: 1},
+		{name: "deleted, its node Ready, with a taint that was forgotten", ip: named, node: forgot, verdict: Wait,
+			says: "has no effect while the node is Ready", remedy: true},
+		{name: "deleted, its Node deleted", ip: named, verdict: Yes, looks: 1, says: "is deleted"},
+		{name: "adopted and deleted", ip: PodIP{AdoptedOn: "n1"}, node: ready, verdict: Wait, says: "node n1 has not reported"},
+		{name: "adopted and deleted, its node out of service", ip: PodIP{AdoptedOn: "n1"}, node: off, verdict: Yes, looks: 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ip := &PodIP{Namespace: "ns", PodName: "web-0", PodUID: "a", Phase: c.phase, StatusUID: c.of}
-			if c.phase != "" {
-				ip.Node = "n1"
+			ip := c.ip
+			ip.Namespace, ip.PodName, ip.PodUID = "ns", "web-0", "a"
+			nodes := map[string]Node{}
+			if c.node != "" {
+				nodes["n1"] = Node{Name: "n1", Ready: c.node == ready || c.node == forgot, Off: c.node == off || c.node == forgot}
 			}
-			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Reports: c.reports, Asked: c.asked,
-				Held: c.held})
-			if f.Verdict != c.verdict || f.Ask != c.ask || len(f.If) != c.looks || f.Reason == "" ||
-				!strings.Contains(f.Reason, c.says) || (f.Remedy != "") != (c.verdict == Never || c.remedy) {
+			f := Fence(Situation{Now: noon, IP: &ip, Pod: c.pod, End: c.end, Nodes: nodes})
+			if f.Verdict != c.verdict || len(f.If) != c.looks || f.Reason == "" || !strings.Contains(f.Reason, c.says) ||
+				(f.Remedy != "") != c.remedy {
 				t.Errorf("found %+v", f)
 			}
 		})
@@ -257,14 +186,17 @@ func TestPodsThatWaitGoOldestFirst(t *testing.T) {
 	if got := b.Waiting("p"); !slices.Equal(got, []UID{"u2", "u3", "u4"}) {
 		t.Errorf("%v wait", got)
 	}
+	b.Woken(noon)
 	b.RemovePod("u1", "100", noon)
 	b.RemovePodIP(netip.MustParseAddr("10.6.0.1"))
-	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() ||
-		!strings.Contains(plan.Reason, "1 pod has waited longer") {
-		t.Errorf("a pod was overtaken: %+v", plan)
+	var woken []string
+	for _, k := range b.Woken(noon) {
+		if k.Kind == KeyPod && k.Name != "web-1" {
+			woken = append(woken, k.Name)
+		}
 	}
-	if a, plan := place(t, b, gatedPod(2), noon); !a.IsValid() {
-		t.Errorf("the oldest gets nothing: %+v", plan)
+	if !slices.Equal(woken, []string{"web-2"}) {
+		t.Errorf("%v are woken for one address", woken)
 	}
 }
 
@@ -328,7 +260,7 @@ func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 	// Taken over, it is told, though the address was released; and it is not surplus, though the pod ends untold.
 	h := Address{Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(old.ReportedIP, 24)}
 	ip := old.made(h)
-	ip.Adopted, ip.UID, ip.Version, ip.Release = true, "ip-1", "1", true
+	ip.AdoptedOn, ip.UID, ip.Version, ip.Release = "n1", "ip-1", "1", true
 	b.SetPodIP(ip)
 	if a, plan := place(t, b, old, noon); a != old.ReportedIP || len(plan.Writes) != 1 ||
 		plan.Writes[0].(PlacePod).Addresses[0].Last != "n1" {
@@ -336,7 +268,7 @@ func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 	}
 	old.Keep = Keep{For: time.Hour} // which is the pod's to say
 	if a, plan := place(t, b, old, noon); a != old.ReportedIP || len(plan.Writes) != 2 ||
-		plan.Writes[0].(UpdateIP).PodIP.Keep != old.Keep || !plan.Writes[0].(UpdateIP).PodIP.Adopted {
+		plan.Writes[0].(UpdateIP).PodIP.Keep != old.Keep || plan.Writes[0].(UpdateIP).PodIP.AdoptedOn == "" {
 		t.Errorf("it is told %s: %+v", a, plan)
 	}
 	old.Ending = true
@@ -352,7 +284,7 @@ func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 	ip.Phase, ip.StatusUID, ip.Node = Retained, old.UID, "n1"
 	b.SetPodIP(ip)
 	_, plan := place(t, b, again, noon)
-	if update, ok := plan.Writes[0].(UpdateIP); !ok || update.PodIP.Adopted || update.PodIP.PodUID != again.UID {
+	if update, ok := plan.Writes[0].(UpdateIP); !ok || update.PodIP.AdoptedOn != "" || update.PodIP.PodUID != again.UID {
 		t.Errorf("the successor's is still adopted: %+v", plan)
 	}
 }
@@ -446,8 +378,8 @@ func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 			Keep: held.Keep, Held: true}},
 	} {
 		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
-		b.SetAudit(Audit{Version: "1", Mark: noon, Recalling: true, Round: 1, Epoch: 1})
-		b.SetReport(Report{Node: "n1", Round: 1, Held: []Held{held}})
+		b.SetAudit(Audit{Version: "1", Mark: noon, Recalling: true, Epoch: 1})
+		b.SetReport(Report{Node: "n1", Epoch: 1, Held: []Held{held}})
 		c.pod(b)
 		plan := b.Recall(noon)
 		if len(plan.Writes) != 1 {
@@ -456,120 +388,6 @@ func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 		}
 		if is := plan.Writes[0].(CreateIP).PodIP; is != c.want {
 			t.Errorf("%s:\n%+v, want\n%+v", c.name, is, c.want)
-		}
-	}
-}
-
-// A pod that cannot start, because another machine has its address, gets another one; one that had it before waits.
-func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
-	sees := func(pod Pod, kept bool) (*Book, netip.Addr, Plan) {
-		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.2"}})
-		if kept {
-			was := pod
-			was.UID = "earlier"
-			a, _ := place(t, b, was, noon)
-			b.RemovePod(was.UID, "100", noon)
-			ip := *b.PodIP(a)
-			ip.Phase, ip.StatusUID, ip.Node = Retained, was.UID, "n0"
-			b.SetPodIP(ip)
-		}
-		a, _ := place(t, b, pod, noon)
-		runs := *b.Pod(pod.UID)
-		runs.Node = "n1"
-		b.SetPod(runs)
-		ip := *b.PodIP(a)
-		ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = Allocated, pod.UID, "n1", "02:00:00:00:00:01"
-		b.SetPodIP(ip)
-		return b, a, b.Review(a, noon, nil)
-	}
-	pod := gatedPod(1)
-	pod.Workload, pod.Keep = Workload{Kind: "StatefulSet", Name: "web"}, Keep{WhileOwned: true, Scaled: true}
-	shared := pod
-	shared.Identity = "web"
-	fresh := pod
-	fresh.AllocateNew = true
-	bare := pod
-	bare.Workload = Workload{}
-	for _, c := range []struct {
-		name  string
-		pod   Pod
-		kept  bool
-		waits string
-	}{
-		{"a new address", pod, false, ""},
-		{"one that the pod had before", pod, true, "pod ns/web-1 keeps it, and waits"},
-		{"one of a shared identity", shared, true, ""},
-		{"one that the pod had before, of a pod that does not wait", fresh, true, ""},
-		{"that of a pod which nobody makes again", bare, false, "delete pod ns/web-1 and create it again"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b, a, plan := sees(c.pod, c.kept)
-			if !strings.Contains(plan.Reason, "02:00:00:00:00:01") {
-				t.Errorf("the MAC address is not named: %+v", plan)
-			}
-			if c.waits != "" {
-				if plan.Writes != nil || !strings.Contains(plan.Remedy, c.waits) {
-					t.Errorf("%+v", plan)
-				}
-				return
-			}
-			if len(plan.Writes) != 2 {
-				t.Fatalf("%+v", plan)
-			}
-			held := plan.Writes[0].(UpdateIP).PodIP
-			if held.PodUID != c.pod.UID || !held.Quarantine.Until.After(noon) || (held.Keep == Keep{}) == c.kept {
-				t.Errorf("%+v", held)
-			}
-			if end := plan.Writes[1].(EndPod); end.UID != c.pod.UID || end.If == nil {
-				t.Errorf("%+v", end)
-			}
-			b.SetPodIP(held)
-			// Killed in between, the next one ends the pod.
-			if plan := b.Review(a, noon, nil); len(plan.Writes) != 1 || plan.Writes[0].(EndPod).UID != c.pod.UID {
-				t.Errorf("%+v", plan)
-			}
-			// The successor gets another address, and this one goes to nobody before the pod is gone and the time is up.
-			b.RemovePod(c.pod.UID, "100", noon)
-			next := c.pod
-			next.UID, next.Created = "next", noon.Add(time.Minute)
-			if got, plan := place(t, b, next, noon.Add(time.Minute)); !got.IsValid() || got == a {
-				t.Errorf("got %s after %s: %+v", got, a, plan)
-			}
-			if plan := b.Review(a, noon.Add(time.Minute), nil); plan.Writes != nil || !plan.Until.Equal(held.Quarantine.Until) {
-				t.Errorf("%+v", plan)
-			}
-			if other, plan := place(t, b, gatedPod(3), noon.Add(2*time.Minute)); other.IsValid() {
-				t.Errorf("somebody got %s: %+v", other, plan)
-			}
-		})
-	}
-}
-
-// A node has no say about pods of other nodes.
-func TestAConflictIsForTheNodeOfThePodToReport(t *testing.T) {
-	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
-	pod := gatedPod(1)
-	pod.Workload = Workload{Kind: "StatefulSet", Name: "web"}
-	a, _ := place(t, b, pod, noon)
-	ip := *b.PodIP(a)
-	ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = Allocated, pod.UID, "n2", "02:00:00:00:00:01"
-	b.SetPodIP(ip)
-	for _, node := range []string{"", "n1"} {
-		is := *b.Pod(pod.UID)
-		is.Node = node
-		b.SetPod(is)
-		plan := b.Review(a, noon, nil)
-		if node == "" && plan.Writes != nil {
-			t.Errorf("on no node: %+v", plan)
-		}
-		if node == "" {
-			continue
-		}
-		if len(plan.Writes) != 1 {
-			t.Fatalf("on %s: %+v", node, plan)
-		}
-		if back, ok := plan.Writes[0].(StatusIP); !ok || back.PodIP.Conflict != "" || back.PodIP.Node != node {
-			t.Errorf("on %s it is not taken back: %+v", node, plan)
 		}
 	}
 }
@@ -674,42 +492,6 @@ func TestAPodThatIsDeletedBeforeItIsToldTakesNoAddressAlong(t *testing.T) {
 	}
 }
 
-// An agent that lies, or its stolen token, may write the status of a PodIP before the node of its pod does.
-func TestWhatAnotherNodeSaysOfAPodIsTakenBack(t *testing.T) {
-	for _, phase := range []Phase{Bound, Retained, Allocated} {
-		for _, state := range []string{"runs", "ends", "has ended"} {
-			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
-			a, _ := place(t, b, gatedPod(1), noon)
-			pod := *b.Pod("u1")
-			pod.Node, pod.Ending = "n1", state == "ends"
-			b.SetPod(pod)
-			if state == "has ended" {
-				b.RemovePod("u1", "", noon)
-			}
-			ip := *b.PodIP(a)
-			ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = phase, "u1", "n2", "02:00:00:00:00:02"
-			b.SetPodIP(ip)
-			plan := b.Review(a, noon, nil)
-			if len(plan.Writes) != 1 {
-				t.Fatalf("%s, %s: %+v", phase, state, plan)
-			}
-			again, ok := plan.Writes[0].(StatusIP)
-			if is := again.PodIP; !ok || is.Phase != Allocated || is.StatusUID != "u1" || is.Node != "n1" || is.Conflict != "" {
-				t.Fatalf("%s, %s: %+v", phase, state, plan)
-			}
-			b.SetPodIP(again.PodIP)
-			if plan := b.Review(a, noon, nil); plan.Writes != nil {
-				t.Errorf("%s, %s: and again: %+v", phase, state, plan)
-			}
-			// Its own agent may speak of it again, and does.
-			l := Local{UID: "u1", Node: "n1", Exists: true, Netns: true, IP: &again.PodIP}
-			if got := NextAction(l); got != (Action{Report: Bound}) {
-				t.Errorf("%s, %s: its agent: %+v", phase, state, got)
-			}
-		}
-	}
-}
-
 // That a pod is elsewhere than by the cluster can be so after a restore only.
 func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
 	for _, c := range []struct {
@@ -726,7 +508,7 @@ func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
 		pod := gatedPod(1)
 		pod.Created = c.created
 		b.SetPod(pod)
-		b.SetReport(Report{Node: "n1", Round: noon.UnixNano(),
+		b.SetReport(Report{Node: "n1", Epoch: noon.UnixNano(),
 			Held: []Held{{UID: "u1", Addr: netip.MustParseAddr("10.6.0.9"), Interface: "eth0"}}})
 		plan := b.Place("u1", noon.Add(time.Hour))
 		ends := slices.ContainsFunc(plan.Writes, func(w Write) bool { _, ok := w.(EndPod); return ok })
@@ -750,120 +532,9 @@ func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
 	}
 }
 
-func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
-	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", StatusUID: "a", Phase: p, Node: "n1"} }
-	cidr, other := netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("10.244.2.0/24")
-	placed := func(p Phase) *PodIP { return &PodIP{PodUID: "a", StatusUID: "a", Phase: p, Node: "n1", PodCIDR: cidr} }
-	on := func(node string) *PodIP { return &PodIP{PodUID: "a", StatusUID: "a", Phase: Bound, Node: node} }
-	for _, c := range []struct {
-		name string
-		l    Local
-		want Action
-	}{
-		{"it runs", Local{UID: "a", Exists: true, Here: true, Netns: true, IP: mine("")}, Action{Report: Bound}},
-		{"it runs, as reported", Local{UID: "a", Exists: true, Netns: true, IP: mine(Bound)}, Action{}},
-		{"its sandbox crashed", Local{UID: "a", Exists: true, IP: mine(Bound)}, Action{}},
-		{"it ends, and its namespace exists", Local{UID: "a", Exists: true, Ending: true, Netns: true, IP: mine(Bound)},
-			Action{}},
-		{"it ends, and its namespace is gone", Local{UID: "a", Exists: true, Ending: true, IP: mine(Bound)},
-			Action{Bar: true, Report: Retained}},
-		{"it succeeded", Local{UID: "a", Exists: true, Terminal: true, IP: mine(Bound)}, Action{Bar: true, Report: Retained}},
-		{"deleted by force, its namespace exists", Local{UID: "a", Netns: true, IP: mine(Bound)}, Action{}},
-		{"deleted by force", Local{UID: "a", IP: mine(Bound)}, Action{Bar: true, Report: Retained}},
-		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Action{Bar: true}},
-		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)},
-			Action{Down: true, Bar: true}},
-		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Action{Down: true, Bar: true}},
-		{"found with an address that is another pod's", Local{UID: "b", Found: true, Netns: true, IP: mine(Bound)},
-			Action{Down: true, Bar: true}},
-		{"found with an address that may be no pool's", Local{UID: "b", Found: true, Netns: true}, Action{}},
-		{"found, an ordinary pod that the cluster has elsewhere", Local{UID: "b", Found: true, Netns: true, Elsewhere: true},
-			Action{}},
-		{"found with its own address, and its node off by somebody's word", Local{UID: "a", Found: true, Netns: true,
-			Off: true, IP: &PodIP{PodUID: "a"}}, Action{Down: true, Bar: true}},
-		{"found with its own address, and deleted by force", Local{UID: "a", Found: true, Netns: true,
-			IP: &PodIP{PodUID: "a"}}, Action{}},
-		{"deleted by force, its node off by somebody's word", Local{UID: "a", Netns: true, Off: true, IP: mine(Bound)},
-			Action{Down: true, Bar: true}},
-		{"its node off by somebody's word, and it exists",
-			Local{UID: "a", Exists: true, Netns: true, Off: true, IP: mine(Bound)}, Action{}},
-		{"its node off by somebody's word, and the watch behind",
-			Local{UID: "a", Here: true, Netns: true, Off: true, IP: mine(Bound)}, Action{}},
-		{"deleted by force, and it was never said that it was here", Local{UID: "a", IP: &PodIP{PodUID: "a"}},
-			Action{Bar: true}},
-		{"deleted by force, and another node had it", Local{UID: "a", Barred: true, IP: on("n2")}, Action{}},
-		{"it runs, and another node has it", Local{UID: "a", Exists: true, Netns: true, IP: on("n2")}, Action{}},
-		{"it ends, and never ran", Local{UID: "a", Exists: true, Here: true, Ending: true, IP: &PodIP{PodUID: "a"}},
-			Action{Bar: true, Report: Retained}},
-		{"the cluster has it elsewhere", Local{UID: "a", Elsewhere: true, Netns: true, IP: mine(Bound)},
-			Action{Down: true, Bar: true}},
-		{"the cluster has it elsewhere, and it is gone here", Local{UID: "a", Elsewhere: true, IP: mine(Bound)},
-			Action{Bar: true}},
-		{"another machine has the address", Local{UID: "a", Exists: true, Here: true, Conflict: "m", IP: mine("")},
-			Action{Report: Allocated}},
-		{"another machine has it, as reported", Local{UID: "a", Exists: true, Conflict: "m",
-			IP: &PodIP{PodUID: "a", StatusUID: "a", Phase: Allocated, Node: "n1", Conflict: "m"}}, Action{}},
-		{"another machine has it, and the pod was gone", Local{UID: "a", Exists: true, Conflict: "m", IP: mine(Retained)},
-			Action{Bar: true}},
-		{"another machine had it, and the pod runs", Local{UID: "a", Exists: true, Netns: true, Conflict: "m",
-			IP: mine(Allocated)}, Action{Report: Bound}},
-		{"another machine had it, and the pod ends", Local{UID: "a", Exists: true, Ending: true, Conflict: "m",
-			IP: mine(Allocated)}, Action{Bar: true, Report: Retained}},
-		{"another machine has the address of another pod", Local{UID: "b", Exists: true, Conflict: "m", IP: mine(Bound)},
-			Action{}},
-		{"nodes route to it, before it starts", Local{UID: "a", Exists: true, Here: true, PodCIDR: cidr,
-			IP: &PodIP{PodUID: "a"}}, Action{Report: Allocated}},
-		{"nodes route to it, after its predecessor", Local{UID: "a", Exists: true, Here: true, PodCIDR: cidr,
-			IP: &PodIP{PodUID: "a", StatusUID: "0", Phase: Retained, Node: "n2", PodCIDR: other}}, Action{Report: Allocated}},
-		{"nodes route to it, as reported", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: placed(Allocated)}, Action{}},
-		{"nodes route to it in another way by now", Local{UID: "a", Exists: true, PodCIDR: other, IP: placed(Allocated)},
-			Action{Report: Allocated}},
-		{"nodes route to it, and it runs", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr, IP: placed(Allocated)},
-			Action{Report: Bound}},
-		{"it runs, and nodes are to route to it", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr,
-			IP: mine(Bound)}, Action{Report: Bound}},
-		{"it runs, and nodes route to it", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr, IP: placed(Bound)},
-			Action{}},
-		{"it runs, and it is not known how nodes route to it", Local{UID: "a", Exists: true, Netns: true,
-			IP: placed(Bound)}, Action{}},
-		{"nodes routed to it, and its sandbox crashed", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Bound)},
-			Action{}},
-		{"nodes are to route to a pod that never comes", Local{UID: "a", Exists: true, Here: true, Barred: true,
-			PodCIDR: cidr, IP: &PodIP{PodUID: "a"}}, Action{Report: Retained}},
-		{"nodes are to route to a pod that was gone", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Retained)},
-			Action{Bar: true}},
-		{"nodes are to route to a pod that is not known to be here", Local{UID: "a", Exists: true, PodCIDR: cidr,
-			IP: &PodIP{PodUID: "a"}}, Action{}},
-		{"nodes are to route to the pod of another address", Local{UID: "b", Exists: true, PodCIDR: cidr,
-			IP: mine(Bound)}, Action{}},
-		{"nodes routed to a pod that ends, and never ran", Local{UID: "a", Exists: true, Ending: true, PodCIDR: cidr,
-			IP: placed(Allocated)}, Action{Bar: true, Report: Retained}},
-		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Action{Report: Retained}},
-		{"back from a backup, its bar lost", Local{UID: "a", Exists: true, IP: mine(Retained)}, Action{Bar: true}},
-	} {
-		c.l.Node = "n1"
-		if got := NextAction(c.l); got != c.want {
-			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
-		}
-	}
-	for _, l := range []Local{{IP: on("n1")}, {Exists: true, IP: on("n2")}, {Exists: true, IP: &PodIP{PodUID: "a"}}} {
-		if l.UID, l.Node = "a", "n1"; !l.LookUp() {
-			t.Errorf("%+v is not looked up", l)
-		}
-	}
-	if l := (Local{UID: "a", Node: "n1", Exists: true, IP: on("n1")}); l.LookUp() {
-		t.Errorf("%+v is looked up", l)
-	}
-	for _, l := range []Local{{IP: on("n1")}, {Netns: true, Exists: true, IP: on("n1")},
-		{Netns: true, Here: true, IP: on("n1")}, {Netns: true}, {Netns: true, Elsewhere: true, IP: on("n1")}} {
-		if l.UID = "a"; l.LookUpNode() {
-			t.Errorf("of %+v the node is looked up", l)
-		}
-	}
-}
-
 // one is a cluster with one pod and one node, past all caches.
 type one struct {
+	ip    *PodIP
 	pod   *Pod
 	node  *Node
 	nodes []string
@@ -877,6 +548,7 @@ func (o one) Pod(context.Context, string, string) (*Pod, error) { return o.pod, 
 func (o one) Node(context.Context, string) (*Node, error)       { return o.node, o.err }
 func (o one) Nodes(context.Context) ([]string, error)           { return o.nodes, o.err }
 func (o one) Seen() Audit                                       { return o.seen }
+func (o one) PodIP(context.Context, netip.Addr) (*PodIP, error) { return o.ip, o.err }
 func (o one) Audit(context.Context) (Audit, error)              { return o.audit, o.err }
 func (o one) Allocation(context.Context, netip.Addr) (Allocation, error) {
 	return o.alloc, o.err
@@ -897,11 +569,6 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"another pod has its name", Check{Gone: a}, one{pod: &Pod{UID: "b"}}, nil},
 		{"the pod exists", Check{Gone: a}, one{pod: a}, ErrStale},
 		{"whether it exists is unknown", Check{Gone: a}, one{err: broken}, broken},
-		{"the pod must be over, and is gone", Check{Over: a}, one{}, nil},
-		{"the pod must be over, and is", Check{Over: a}, one{pod: &Pod{UID: "a", Terminal: true}}, nil},
-		{"the pod must be over, and ends", Check{Over: a}, one{pod: &Pod{UID: "a", Ending: true}}, ErrStale},
-		{"the pod must be over, and another has its name", Check{Over: a}, one{pod: &Pod{UID: "b"}}, nil},
-		{"the pod must be over, which is unknown", Check{Over: a}, one{err: broken}, broken},
 		{"the pod must exist, and does", Check{There: a}, one{pod: a}, nil},
 		{"the pod must exist, and has got a node", Check{There: a}, one{pod: &Pod{UID: "a", Node: "n1"}}, ErrStale},
 		{"the pod must exist, and has the node that is known", Check{There: &Pod{UID: "a", Node: "n1"}},
@@ -917,6 +584,11 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"it is another pod", Check{Starting: starting}, one{pod: &Pod{UID: "b", Node: "n1"}}, ErrStale},
 		{"it does not exist", Check{Starting: starting}, one{}, ErrStale},
 		{"whether it has is unknown", Check{Starting: starting}, one{err: broken}, broken},
+		{"the address is another pod's", Check{There: a, Others: netip.MustParseAddr("10.0.0.1")},
+			one{pod: a, ip: &PodIP{PodUID: "b"}}, nil},
+		{"the address is its own", Check{There: a, Others: netip.MustParseAddr("10.0.0.1")},
+			one{pod: a, ip: &PodIP{PodUID: "a"}}, ErrStale},
+		{"there is no PodIP", Check{There: a, Others: netip.MustParseAddr("10.0.0.1")}, one{pod: a}, ErrStale},
 		{"the node is deleted", Check{Off: "n1"}, one{}, nil},
 		{"the node is out of service", Check{Off: "n1"}, one{node: &Node{Off: true}}, nil},
 		{"the node is out of service, and Ready", Check{Off: "n1"}, one{node: &Node{Off: true, Ready: true}}, ErrStale},
@@ -952,7 +624,7 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 
 func TestARestoreIsNoticedThoughAClockWasWrong(t *testing.T) {
 	mark := func(at time.Duration, marks, term int64) Audit {
-		return Audit{Version: "1", Round: 5, Epoch: 5, Term: term, Mark: noon.Add(at), Marks: marks}
+		return Audit{Version: "1", Epoch: 5, Term: term, Mark: noon.Add(at), Marks: marks}
 	}
 	for _, c := range []struct {
 		name       string
@@ -982,21 +654,6 @@ func TestARestoreIsNoticedThoughAClockWasWrong(t *testing.T) {
 		if b.SetAudit(c.live); c.seen.Version != "" && b.Stale() != (c.live.older(c.seen) || c.live.Term != c.seen.Term) {
 			t.Errorf("%s: the Book is stale: %t", c.name, b.Stale())
 		}
-	}
-	// An agent heeds an epoch that is lower than the last one, by a clock that is behind.
-	if got := Respond(Audit{Round: 7, Epoch: 7}, func(UID) bool { return false }, 9); !got.Checked {
-		t.Errorf("%+v", got)
-	}
-}
-
-func TestAReportBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
-	r := Audit{Round: 9, Epoch: 5, Asked: map[UID]int64{"here": 7, "gone": 8}}
-	here := func(uid UID) bool { return uid == "here" }
-	if got := Respond(r, here, 4); !slices.Equal(got.Bar, []UID{"gone"}) || !got.Checked {
-		t.Errorf("%+v", got)
-	}
-	if got := Respond(r, here, 5); got.Checked {
-		t.Errorf("checked again: %+v", got)
 	}
 }
 
@@ -1086,10 +743,10 @@ func TestANodeWithoutAnAgentOwesNoReportUnlessItHadOne(t *testing.T) {
 	}{
 		{name: "no agent is to run there", foreign: true},
 		{name: "nor now, but the node has just answered", foreign: true, waits: "node n2 has not answered yet",
-			known: func(b *Book) { b.SetReport(Report{Node: "n2", Round: 1}) }, after: muteAfter - 1},
+			known: func(b *Book) { b.SetReport(Report{Node: "n2", Epoch: 1}) }, after: muteAfter - 1},
 		{name: "nor now, but the node has answered", foreign: true, waits: "node n2, where the agent is no longer scheduled",
 			remedy: "run the agent there again",
-			known:  func(b *Book) { b.SetReport(Report{Node: "n2", Round: 1}) }, after: muteAfter},
+			known:  func(b *Book) { b.SetReport(Report{Node: "n2", Epoch: 1}) }, after: muteAfter},
 		{name: "nor now, but an address was there", foreign: true, waits: "node n2, where the agent is no longer scheduled",
 			remedy: "run the agent there again",
 			known: func(b *Book) {
@@ -1103,9 +760,9 @@ func TestANodeWithoutAnAgentOwesNoReportUnlessItHadOne(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 			b.SetNode(Node{Name: "n2", Ready: true, Foreign: c.foreign})
-			audit := Audit{Version: "1", Mark: noon, Round: noon.UnixNano(), Epoch: noon.UnixNano(), Recalling: true}
+			audit := Audit{Version: "1", Mark: noon, Epoch: noon.UnixNano(), Recalling: true}
 			b.SetAudit(audit)
-			b.SetReport(Report{Node: "n1", Round: audit.Round})
+			b.SetReport(Report{Node: "n1", Epoch: audit.Epoch})
 			if c.known != nil {
 				c.known(b)
 			}
@@ -1121,32 +778,206 @@ func TestANodeWithoutAnAgentOwesNoReportUnlessItHadOne(t *testing.T) {
 	}
 }
 
-// A node that was said to be off, and was not, comes back with a pod that was told of the address before a restore.
-func TestAnAddressThatANodeReportsForAnotherPodIsQuarantined(t *testing.T) {
-	round := roundAt(noon)
-	b := NewBook(Audit{Version: "1", Mark: noon, Round: round, Asked: map[UID]int64{"gone": round}})
-	a := netip.MustParseAddr("10.6.168.101")
-	b.SetNode(Node{Name: "node-1", Ready: true})
-	b.SetPodIP(PodIP{Addr: a, Version: "1", UID: "ip", Mode: L2, Namespace: "default", PodName: "web-0", PodUID: "gone",
-		Keep: Keep{WhileOwned: true}, Held: true})
-	other := Held{Addr: a, UID: "told", Namespace: "default", PodName: "web-1"}
-	review := func(r Report) Plan {
-		b.SetReport(r)
-		return b.Review(a, noon, func(*PodIP) Wanted { return Wants })
+// An agent that lies, or its stolen token, may name its node before the node of the pod does.
+func TestANodeThatNamesItselfForAPodOfAnotherIsWrittenBack(t *testing.T) {
+	for _, phase := range []Phase{Bound, Retained} {
+		for _, state := range []string{"runs", "ends", "has ended"} {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			a, _ := place(t, b, gatedPod(1), noon)
+			pod := *b.Pod("u1")
+			pod.Node, pod.Ending = "n1", state == "ends"
+			b.SetPod(pod)
+			if state == "has ended" {
+				b.RemovePod("u1", "", noon)
+			}
+			ip := *b.PodIP(a)
+			ip.Phase, ip.StatusUID, ip.Node, ip.Conflict = phase, "u1", "n2", "02:00:00:00:00:02"
+			b.SetPodIP(ip)
+			plan := b.Review(a, noon, nil)
+			if len(plan.Writes) != 1 {
+				t.Fatalf("%s, %s: %+v", phase, state, plan)
+			}
+			again, ok := plan.Writes[0].(StatusIP)
+			if is := again.PodIP; !ok || is.Phase != Allocated || is.StatusUID != "" || is.Node != "" || is.Conflict != "" {
+				t.Fatalf("%s, %s: %+v", phase, state, plan)
+			}
+			// Its own agent may name itself again, and does.
+			l := Local{UID: "u1", Node: "n1", Exists: true, IP: &again.PodIP}
+			if got := NextAction(l); got != (Action{Grant: true, Report: Bound}) {
+				t.Errorf("%s, %s: its agent: %+v", phase, state, got)
+			}
+		}
 	}
-	plan := review(Report{Node: "node-1", Round: round, Held: []Held{other}})
+}
+
+// After a restore a pod may be bound a second time, while the PodIP names the node where it runs: it is ended.
+func TestAPodFromABackupThatIsNamedElsewhereIsEnded(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	b.SetAudit(Audit{Version: "1", Mark: noon, Epoch: noon.UnixNano()})
+	pod := gatedPod(1)
+	pod.Created = noon.Add(-time.Hour)
+	a, _ := place(t, b, pod, noon)
+	pod = *b.Pod("u1")
+	pod.Node = "n1"
+	b.SetPod(pod)
+	ip := *b.PodIP(a)
+	ip.Phase, ip.StatusUID, ip.Node = Bound, "u1", "n2"
+	b.SetPodIP(ip)
+	plan := b.Review(a, noon, nil)
 	if len(plan.Writes) != 1 {
 		t.Fatalf("%+v", plan)
 	}
-	is, ok := plan.Writes[0].(UpdateIP)
-	if !ok || is.PodIP.Quarantine.Reason != "pod default/web-1 has it on node node-1" || is.PodIP.PodUID != "gone" {
-		t.Errorf("%+v", plan.Writes[0])
+	if end, ok := plan.Writes[0].(EndPod); !ok || end.UID != "u1" {
+		t.Errorf("%+v", plan)
 	}
-	plan = review(Report{Node: "node-1", Round: round})
-	if len(plan.Writes) != 1 {
-		t.Fatalf("%+v", plan)
+}
+
+// The reports of an epoch are what was, whatever the backup says.
+func TestAnEpochMakesThePodIPsSayWhatTheReportsSay(t *testing.T) {
+	a := netip.MustParseAddr("10.6.0.7")
+	held := func(uid UID, running bool) Held {
+		return Held{Addr: a, UID: uid, Namespace: "ns", PodName: "web-1", Pool: "p", Mode: L2, Interface: "eth0",
+			Running: running}
 	}
-	if is, ok := plan.Writes[0].(StatusIP); !ok || is.PodIP.Phase != Retained {
-		t.Errorf("once it has not: %+v", plan.Writes[0])
+	of := func(pod, status UID, node string) *PodIP {
+		return &PodIP{Addr: a, Version: "1", Pool: "p", Mode: L2, Namespace: "ns", PodName: "web-1", PodUID: pod,
+			Phase: Bound, StatusUID: status, Node: node, Held: true}
+	}
+	for _, c := range []struct {
+		name    string
+		ip      *PodIP
+		reports map[string][]Held
+		want    string
+	}{
+		{"nobody has it", of("u1", "u1", "n1"), nil, "over"},
+		{"as the PodIP says", of("u1", "u1", "n1"), map[string][]Held{"n1": {held("u1", true)}}, "over"},
+		{"there is no PodIP", nil, map[string][]Held{"n1": {held("u1", true)}}, "create for u1"},
+		{"the PodIP is an earlier pod's", of("u0", "u0", "n1"), map[string][]Held{"n1": {held("u1", true)}}, "give to u1"},
+		{"the PodIP names another node", of("u1", "u1", "n2"), map[string][]Held{"n1": {held("u1", true)}}, "name n1 for u1"},
+		{"the PodIP names none", of("u1", "", ""), map[string][]Held{"n1": {held("u1", false)}}, "name n1 for u1"},
+		{"what runs counts before what has a grant", of("u0", "u0", "n2"),
+			map[string][]Held{"n1": {held("u1", true)}, "n2": {held("u0", false)}}, "give to u1"},
+		{"of two that run it is the one that is named", of("u0", "u0", "n2"),
+			map[string][]Held{"n1": {held("u1", true)}, "n2": {held("u0", true)}}, "over"},
+	} {
+		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+		b.SetNode(Node{Name: "n2", Ready: true})
+		b.SetAudit(Audit{Version: "1", Mark: noon, Recalling: true, Epoch: 1})
+		if c.ip != nil {
+			b.SetPodIP(*c.ip)
+		}
+		for _, node := range []string{"n1", "n2"} {
+			b.SetReport(Report{Node: node, Epoch: 1, Held: c.reports[node]})
+		}
+		plan := b.Recall(noon)
+		if len(plan.Writes) != 1 {
+			t.Errorf("%s: %+v", c.name, plan)
+			continue
+		}
+		got := ""
+		switch w := plan.Writes[0].(type) {
+		case CreateIP:
+			got = fmt.Sprintf("create for %s", w.PodIP.PodUID)
+		case UpdateIP:
+			got = fmt.Sprintf("give to %s", w.PodIP.PodUID)
+		case StatusIP:
+			got = fmt.Sprintf("name %s for %s", w.PodIP.Node, w.PodIP.StatusUID)
+		case WriteAudit:
+			got = "over"
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+func TestAnAgentDoesWhatThePodIPSays(t *testing.T) {
+	named := func(phase Phase, node string) *PodIP {
+		return &PodIP{PodUID: "a", StatusUID: "a", Phase: phase, Node: node}
+	}
+	given, other := &PodIP{PodUID: "a", StatusUID: "before", Phase: Retained, Node: "n2"}, &PodIP{PodUID: "b"}
+	cidr := netip.MustParsePrefix("10.244.1.0/24")
+	grant, down := Action{Grant: true, Report: Bound}, Action{Revoke: true, Down: true}
+	for _, c := range []struct {
+		name string
+		l    Local
+		want Action
+	}{
+		{"it is to start", Local{Exists: true, IP: given}, grant},
+		{"it is to start, and is named already, as after a boot", Local{Exists: true, IP: named(Bound, "n1")}, grant},
+		{"it is to start, while an epoch is open", Local{Exists: true, IP: given, Doubt: Doubted}, Action{}},
+		{"it is to start, and this node has not reported", Local{Exists: true, IP: given, Doubt: Unasked}, Action{}},
+		{"it is named elsewhere, is here, and this node has not reported", Local{Exists: true, Granted: true, Netns: true,
+			Doubt: Unasked, IP: named(Bound, "n2")}, down},
+		{"it was ended here before, and the cluster has it again", Local{Exists: true, Ended: true, IP: given},
+			Action{Revoke: true, Report: Retained}},
+		{"it is to start, and the node is declared off", Local{Exists: true, IP: given, Off: true}, Action{}},
+		{"it is to start, and there is no PodIP", Local{Exists: true}, Action{}},
+		{"it is to start, and the address is another's", Local{Exists: true, IP: other}, Action{}},
+		{"it is to start, and another node is named", Local{Exists: true, IP: named(Bound, "n2")}, Action{}},
+		{"it is to start, and has ended here", Local{Exists: true, IP: named(Retained, "n1")}, Action{}},
+		{"it was adopted here", Local{Exists: true, Netns: true, IP: &PodIP{PodUID: "a", AdoptedOn: "n1"}}, grant},
+		{"it was adopted elsewhere", Local{Exists: true, IP: &PodIP{PodUID: "a", AdoptedOn: "n2"}}, Action{}},
+		{"it runs", Local{Exists: true, Granted: true, Netns: true, IP: named(Bound, "n1")}, Action{}},
+		{"it runs, and other nodes do not know where", Local{Exists: true, Granted: true, Netns: true, PodCIDR: cidr,
+			IP: named(Bound, "n1")}, Action{Report: Bound}},
+		{"another machine has the address", Local{Exists: true, Granted: true, Conflict: "02::", IP: named(Bound, "n1")},
+			Action{Report: Bound}},
+		{"another machine had it, and the pod runs", Local{Exists: true, Granted: true, Netns: true, Conflict: "02::",
+			IP: named(Bound, "n1")}, Action{}},
+		{"it has a grant and is not named, as after a restore", Local{Exists: true, Granted: true, Netns: true, IP: given},
+			Action{Revoke: true, Grant: true, Report: Bound}},
+		{"it is ending, and runs", Local{Exists: true, Ending: true, Granted: true, Netns: true, IP: named(Bound, "n1")},
+			Action{}},
+		{"it is ending, and its sandbox is gone", Local{Exists: true, Ending: true, Granted: true, IP: named(Bound, "n1")},
+			Action{Revoke: true, Report: Retained}},
+		{"it is over, while an epoch is open", Local{Exists: true, Terminal: true, Granted: true, Doubt: Doubted,
+			IP: named(Bound, "n1")}, Action{Revoke: true, Report: Retained}},
+		{"it is gone, and no grant is left", Local{IP: named(Bound, "n1")}, Action{Revoke: true, Report: Retained}},
+		{"it is gone, and the PodIP says so", Local{IP: named(Retained, "n1")}, Action{}},
+		{"it is gone, and another node is named", Local{Granted: true, IP: named(Bound, "n2")}, Action{Revoke: true}},
+		{"it is gone from the cluster, and is here", Local{Granted: true, Netns: true, IP: named(Bound, "n1")}, Action{}},
+		{"it is gone from the cluster, is here, and the node is declared off", Local{Granted: true, Netns: true, Off: true,
+			IP: named(Bound, "n1")}, down},
+		{"it is gone from the cluster, and its address is another's", Local{Granted: true, Netns: true, IP: other}, down},
+		{"and an epoch is open", Local{Granted: true, Netns: true, IP: other, Doubt: Doubted}, Action{}},
+		{"it is gone from the cluster, and so is the PodIP", Local{Granted: true, Netns: true}, down},
+		{"it is here, and there is no PodIP", Local{Exists: true, Granted: true, Netns: true}, Action{}},
+		{"the cluster has it elsewhere", Local{Granted: true, Netns: true, Elsewhere: true, IP: named(Bound, "n1")}, down},
+		{"it is named elsewhere, and is here", Local{Exists: true, Granted: true, Netns: true, IP: named(Bound, "n2")}, down},
+		{"another program's, of which no pool knows", Local{Netns: true, Found: true}, Action{}},
+		{"another program's, and the address is another pod's", Local{Netns: true, Found: true, IP: other},
+			Action{Down: true}},
+	} {
+		c.l.UID, c.l.Node = "a", "n1"
+		if got := NextAction(c.l); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestAnAgentGrantsNothingWhileTheAuditMayBeFromABackup(t *testing.T) {
+	good := Audit{Version: "1", Mark: noon.Add(-time.Minute), Epoch: 5, Term: 6, Marks: 9}
+	for _, c := range []struct {
+		name     string
+		change   func(*Audit)
+		seen     Audit
+		reported int64
+		want     Doubt
+	}{
+		{"it is good", func(*Audit) {}, good, 5, Sure},
+		{"an epoch is open", func(r *Audit) { r.Recalling = true }, good, 5, Doubted},
+		{"the node has not reported", func(*Audit) {}, good, 4, Unasked},
+		{"the mark is old", func(r *Audit) { r.Mark = noon.Add(-MarkLost - 1) }, Audit{}, 5, Doubted},
+		{"it was marked more often before", func(*Audit) {}, Audit{Marks: 10, Term: 6, Mark: good.Mark}, 5, Doubted},
+	} {
+		r := good
+		c.change(&r)
+		if got := DoubtOf(&r, c.seen, c.reported, noon); got != c.want {
+			t.Errorf("%s: %d", c.name, got)
+		}
+	}
+	if DoubtOf(nil, Audit{}, 0, noon) != Doubted {
+		t.Error("without an audit it is open")
 	}
 }

@@ -20,7 +20,13 @@ package pool
 // pod's, and neither has another node been named for the pod nor has this one ended it. Each grant needs a write of its
 // own, also if the node is named already: it is what a controller's write collides with.
 func MayName(p *PodIP, uid UID, node string) bool {
-	return p != nil && p.PodUID == uid && (p.StatusUID != uid || p.Phase != Retained && p.Node == node)
+	switch {
+	case p == nil || p.PodUID != uid:
+		return false
+	case p.StatusUID != uid:
+		return p.AdoptedOn == "" || p.AdoptedOn == node
+	}
+	return p.Phase != Retained && p.Node == node
 }
 
 // Names reports whether the PodIP names a node as the one that may use the address, for a pod.
@@ -45,12 +51,21 @@ func MayPass(p *PodIP, over bool, off func(node string) bool) Passage {
 	switch {
 	case !over:
 		return Closed
-	case p.StatusUID != p.PodUID:
-		return Unused
-	case p.Phase == Retained:
+	case p.StatusUID == p.PodUID && p.Phase == Retained:
 		return Ended
-	case off(p.Node):
+	case p.namedNode() == "":
+		return Unused
+	case off(p.namedNode()):
 		return Off
 	}
 	return Closed
+}
+
+// namedNode returns the node that may use the address for the pod that it is given to, empty if none is named: by the
+// status or, of a pod that had the address before it was adopted, by the spec.
+func (p *PodIP) namedNode() string {
+	if p.StatusUID == p.PodUID {
+		return p.Node
+	}
+	return p.AdoptedOn
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -37,8 +38,8 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 	return true, "it has no retention", time.Time{}
 }
 
-// Review reviews one address: it makes a PodIP again that a pod lacks, quarantines a PodIP that several pods have, and
-// ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
+// Review reviews one address: it makes a PodIP again that a pod lacks, ends a pod that was told of another pod's address,
+// and ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
 // back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	plan := recall{&b.facts, now}.missing()
@@ -77,25 +78,23 @@ func (d *reviewing) plan() Plan {
 	case p == nil:
 		return Plan{Writes: []Write{CreateIP{PodIP: teller.made(*teller.address(d.addr)), If: []Check{{There: teller}}}}}
 	}
-	if again, wrong := d.corrected(); wrong {
-		return Plan{Writes: []Write{StatusIP{PodIP: again}}, Reason: fmt.Sprintf(
-			"node %s reported the end of pod %s/%s, which is on node %s", p.Node, p.Namespace, p.PodName, again.Node)}
+	if d.misnamed() {
+		return d.correct()
 	}
 	switch {
 	case pod.alive() && p.gone() && pod.Node != "": // the pod comes from a backup
 		return Plan{Writes: []Write{endPod(pod)}, Reason: fmt.Sprintf(
 			"pod %s/%s ended on node %s before the API server's data were restored", p.Namespace, p.PodName, p.Node)}
 	case pod.alive() && p.conflicts() && pod.Node == p.Node:
-		return d.conflict()
-	case p.Quarantine.Reason != "":
-		return d.quarantined()
+		return Plan{Reason: fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node,
+			p.Conflict), Remedy: "find that machine on the link and stop it; or exclude the address from the pool, delete the " +
+			"PodIP, then the pod"}
 	case teller != nil:
-		again := *p
-		again.Quarantine = Quarantine{Since: d.now,
-			Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
-		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
+		return d.endTeller(teller)
 	}
 	switch {
+	case p.Mode != Calico && p.adopted() && p.StatusUID != p.PodUID:
+		return d.nameAdopted()
 	case p.unconfirmed():
 		return d.confirm()
 	case d.surplus():
@@ -110,9 +109,15 @@ func (d *reviewing) plan() Plan {
 	case pod.alive():
 		return Plan{}
 	}
+	return d.fenced()
+}
+
+// fenced is what becomes of an address whose pod has ended: nothing before the fence is passed.
+func (d *reviewing) fenced() Plan {
+	p := d.ip
 	f := d.Fence(p, d.now)
 	if f.Verdict != Yes {
-		return d.awaited(f, "")
+		return d.awaited(f)
 	}
 	switch {
 	case p.Deleting, p.Release:
@@ -193,158 +198,77 @@ func (d *reviewing) confirm() Plan {
 }
 
 // awaited is what to do about an address whose pod may still have it, by what the fence says.
-func (d *reviewing) awaited(f Finding, why string) Plan {
-	plan := Plan{Reason: why + f.Reason, Remedy: f.Remedy, Until: f.Until, Contact: f.Contact}
-	switch {
-	case f.Frees:
+func (d *reviewing) awaited(f Finding) Plan {
+	plan := Plan{Reason: f.Reason, Remedy: f.Remedy, Until: f.Until, Contact: f.Contact}
+	if f.Frees {
 		plan.Writes = []Write{FreeAllocation{Addr: d.addr, Allocation: d.allocations[d.addr], If: f.If}}
-	case f.Disputed && d.ip.Quarantine.Reason == "":
-		again := *d.ip
-		again.Quarantine = Quarantine{Since: d.now, Reason: f.Reason}
-		plan.Writes = []Write{UpdateIP{PodIP: again}}
-	case f.Ask:
-		plan.Writes = []Write{d.audit.askFor(d.ip, d.now)}
 	}
 	return plan
 }
 
-// quarantinedFor is how long no pod gets an address that another machine has.
-const quarantinedFor = time.Hour
-
-// conflict decides about a pod that cannot start, because another machine has its address. A pod that had the address
-// before, and waits for its own, waits until that machine no longer has it. Any other is ended, so that the pod which
-// replaces it gets another address. The ended pod never ran, but it was told of the address. From then on the address
-// is kept for no pod, and is free only past the fence, as any other. A machine that answers for too many addresses ends
-// no pod, and the pods of one workload are ended ever more slowly.
-func (d *reviewing) conflict() Plan {
-	p, pod := d.ip, d.pod
-	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
-	kept := pod.kept(p.Addr)
-	switch {
-	case kept && !pod.takesAny():
-		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine: pod %s/%s keeps it, and waits",
-			p.Namespace, p.PodName)}
-	case pod.Workload == (Workload{}):
-		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine, or delete pod %s/%s and create it "+
-			"again: no controller does", p.Namespace, p.PodName)}
-	}
-	plan := Plan{Reason: why}
-	if p.Quarantine.Reason == "" {
-		if too := d.spares(p.Pool, p.Conflict); too != "" {
-			return Plan{Reason: why + ", " + too, Remedy: heldRemedy}
-		}
-		if at := d.endsAt(pod.Workload, p.Addr); d.now.Before(at) {
-			return Plan{Reason: why + "; another pod of its workload was ended for that shortly before", Until: at}
-		}
-		again := *p
-		again.Quarantine = Quarantine{Reason: why, MAC: p.Conflict, Since: d.now, Until: d.now.Add(quarantinedFor)}
-		if !kept {
-			again.Keep = Keep{}
-		}
-		plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
-	}
-	plan.Writes = append(plan.Writes, endPod(pod))
-	return plan
-}
-
-// quarantined ends the quarantine of an address once every node has said, since it began, which pods have the address.
-// If no pod has it, it is its identity's again; if one pod has it, it is that pod's.
-func (d *reviewing) quarantined() Plan {
-	p, pod := d.ip, d.pod
-	why := "it is quarantined: " + p.Quarantine.Reason
-	if d.now.Before(p.Quarantine.Until) {
-		return Plan{Reason: why, Until: p.Quarantine.Until}
-	}
-	about := UID(p.Addr.String())
-	asked := d.audit.Asked[about]
-	if since := p.Quarantine.Since; asked <= since.UnixNano() {
-		at := d.now
-		if at.Before(since) { // by a clock that is ahead
-			at = since
-		}
-		return Plan{Reason: why, Writes: []Write{d.audit.ask(about, at.Add(time.Microsecond))}}
-	}
-	all := everyone(Situation{Now: d.now, Nodes: d.nodes, Asked: asked, Agent: d.hadAgent}, why,
-		func(node string) bool { return d.reports[node].Round >= asked || d.apart(node) })
-	if all.Verdict != Yes {
-		return Plan{Reason: all.Reason, Remedy: all.Remedy}
-	}
-	heirs := map[UID]bool{}
-	for node, report := range d.reports {
-		for _, h := range report.Held {
-			if h.Addr == p.Addr && d.heeds(node, h.UID) {
-				heirs[h.UID] = true
-			}
-		}
-	}
-	for uid := range d.told[p.Addr] {
-		if told := d.pods[uid]; !told.Gated && !told.Terminal {
-			heirs[uid] = true
-		}
-	}
-	if p.gone() {
-		delete(heirs, p.PodUID)
-	}
-	again, checks := *p, all.If
-	again.Quarantine = Quarantine{}
-	if !heirs[p.PodUID] || len(heirs) > 1 {
-		f := d.Fence(p, d.now)
-		switch {
-		case d.surplus():
-			f = Finding{}
-		case f.Disputed: // that is what is being settled
-		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
-		case pod != nil && pod.Gated && !pod.Ending && (d.teller() != nil || len(heirs) == 1 && d.audit.predates(pod)):
-			// Its claim was made on old news.
-			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
-			return Plan{Reason: why, Writes: []Write{endPod(pod)}}
-		case pod.alive() && len(heirs) > 0:
-			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
-		case f.Verdict != Yes:
-			return d.awaited(f, why+"; ")
-		}
-		checks = append(checks, f.If...)
-		delete(heirs, p.PodUID)
-	}
-	if len(heirs) > 1 {
-		return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
-	}
-	for uid := range heirs {
-		heir := d.pods[uid]
-		if !heir.alive() {
-			plan := Plan{Reason: why + "; its pod has ended"}
-			if d.now.Sub(time.Unix(0, asked)) > askAfter { // the node may not have it any more
-				plan.Writes = []Write{d.audit.ask(about, d.now)}
-			}
-			return plan
-		}
-		again.PodUID, again.Namespace, again.PodName, again.Identity = uid, heir.Namespace, heir.Name, heir.Identity
-		again.Keep, again.Workload, again.Adopted = heir.Keep, heir.Workload, again.Adopted && uid == p.PodUID
-		checks = append(checks, Check{There: heir})
-	}
-	return Plan{Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
-}
-
-// corrected returns the PodIP with the node that its pod has by the cluster. wrong says that another node has spoken of
-// the pod, which is not its own. That is not believed, but it would be once no controller knows the pod any more, and
-// until then the pod's own agent may write nothing.
-func (d *reviewing) corrected() (again PodIP, wrong bool) {
+// misnamed reports whether the status names another node for the pod than the one that it has by the cluster: an agent
+// has lied, or the pod comes from a backup.
+func (d *reviewing) misnamed() bool {
 	p := d.ip
 	node, known := d.situation(p, d.now).known()
-	if said := p.saidOn(); !known || node == "" || said == "" || said == node {
-		return *p, false
+	said := p.saidOn()
+	return known && node != "" && said != "" && said != node
+}
+
+// correct writes back a status that another node than the pod's has written. The pod is bound once, so that this is a
+// lie. A pod from before the epoch may have been bound to two nodes, if a restore has made the cluster forget the first
+// one, which the PodIP still names: such a pod cannot start, and is ended.
+func (d *reviewing) correct() Plan {
+	p, pod := d.ip, d.pod
+	end := d.ends[p.PodUID]
+	if p.Mode != Calico && (pod != nil && d.audit.predates(pod) || pod == nil && end.Predates) {
+		plan := Plan{Reason: fmt.Sprintf("pod %s/%s had it on node %s before the API server's data were restored",
+			p.Namespace, p.PodName, p.Node)}
+		if pod.alive() {
+			plan.Writes = []Write{endPod(pod)}
+			return plan
+		}
+		return d.fenced()
 	}
-	again = *p
-	again.Phase, again.Node, again.Since, again.Conflict, again.PodCIDR = Allocated, node, d.now, "", netip.Prefix{}
-	return again, true
+	again := *p
+	again.Phase, again.StatusUID, again.Node, again.Since, again.Conflict = Allocated, "", "", d.now, ""
+	if again.PodCIDR = (netip.Prefix{}); p.Mode == Calico {
+		again.StatusUID = p.PodUID
+		again.Node, _ = d.situation(p, d.now).known()
+	}
+	return Plan{Writes: []Write{StatusIP{PodIP: again}}, Reason: fmt.Sprintf(
+		"node %s named itself for pod %s/%s, which is on another node", p.Node, p.Namespace, p.PodName)}
+}
+
+// nameAdopted names the node on which a pod has an address that was adopted: its agent ends that.
+func (d *reviewing) nameAdopted() Plan {
+	again := *d.ip
+	node, _ := d.situation(d.ip, d.now).known()
+	again.Phase, again.StatusUID, again.Node, again.Since = Bound, again.PodUID, cmp.Or(node, again.AdoptedOn), d.now
+	return Plan{Writes: []Write{StatusIP{PodIP: again}}}
+}
+
+// endTeller ends a pod that was told of an address which is another pod's by the PodIP: it cannot start.
+func (d *reviewing) endTeller(teller *Pod) Plan {
+	plan := Plan{Reason: fmt.Sprintf("pod %s/%s was assigned it, too, and cannot start", teller.Namespace, teller.Name)}
+	if teller.ReportedIP == d.addr {
+		plan.Reason = fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)
+		plan.Remedy = "delete all pods but one that have it"
+		return plan
+	}
+	end := endPod(teller)
+	known := d.audit // and the claim for it may be newer than what is known
+	end.If = []Check{{There: teller, Others: d.addr}, {Since: &known}}
+	plan.Writes = []Write{end}
+	return plan
 }
 
 // nodeOf returns the node that the pod of an address had, as far as that is known. If it never had one, the address is
 // where an earlier pod left it.
 func (d *reviewing) nodeOf() string {
 	p, end := d.ip, d.ends[d.ip.PodUID]
-	if end.Node == "" && (p.StatusUID == p.PodUID || end.Final) {
-		return p.Node
+	if p.StatusUID == p.PodUID || end.Node == "" || p.Mode != Calico {
+		return cmp.Or(p.namedNode(), p.Node)
 	}
 	return end.Node
 }
@@ -380,7 +304,7 @@ func (p *Pod) made(a Address) PodIP {
 // surplus reports whether the pod of an address was ungated without being told of it. It never will be.
 func (d *reviewing) surplus() bool {
 	p, pod := d.ip, d.pod
-	if pod == nil || p.Adopted {
+	if pod == nil || p.adopted() {
 		return false
 	}
 	if pod.Assigned == nil && !pod.alive() { // it never will be told of any

@@ -250,15 +250,8 @@ func (w *world) add(n *node, p Pod) {
 		w.calicoAdds(n, p)
 		return
 	}
-	switch {
-	case p.Assigned == nil:
-		return // code 11: no address yet
-	case n.barred[p.UID]:
-		return // it was reported gone
-	case n.wiped:
-		return // the agent has not said that there are pools
-	case (n.checked != 0 || n.vouches) && !reflect.DeepEqual(n.seen[p.UID], p.Assigned):
-		return // the agent has not seen it with these since all nodes were asked
+	if p.Assigned == nil || !reflect.DeepEqual(n.grants[p.UID], p.Assigned) && !broken(grantsCount) {
+		return // code 11: no grant
 	}
 	for uid, s := range n.sandboxes {
 		if uid != p.UID && !s.unbooked && slices.ContainsFunc(s.has, func(a Address) bool { return p.has(a.Prefix.Addr()) }) {
@@ -266,18 +259,15 @@ func (w *world) add(n *node, p Pod) {
 		}
 	}
 	for _, a := range p.Assigned {
-		if w.foreign[a.Prefix.Addr()] && a.Last != n.name && !n.probed[p.UID] {
+		if w.foreign[a.Prefix.Addr()] && a.Last != n.name {
 			w.logf("%s: another machine has %s: %s does not start", n.name, a.Prefix.Addr(), p.UID)
 			n.found[p.UID], n.owners[p.UID] = a.Prefix.Addr(), p
 			return
 		}
 	}
-	if w.foreign != nil {
-		n.probed[p.UID] = true
-		delete(n.found, p.UID)
-	}
+	delete(n.found, p.UID)
 	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: p.Assigned, up: true}
-	n.book[p.UID], n.owners[p.UID] = p.Assigned, p
+	n.owners[p.UID] = p
 	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, p.Assigned[0].Prefix.Addr())
 }
 
@@ -295,33 +285,30 @@ func (w *world) agentActs(n *node) {
 	if current {
 		w.agentSees(n)
 	}
-	if n.wiped && (w.calm || w.some(60)) {
-		_, answered := w.said.objs[n.name]
-		w.logf("%s: the agent finds no files; those that it had are lost: %t", n.name, answered)
-		if answered && len(n.sandboxes) > 0 {
-			w.wiped++
-		}
-		if !answered { // the Node was deleted, and is taken for one that is new
-			n.unsuspecting = n.unsuspecting || n.lost
-			n.heard = map[UID]bool{}
-		}
-		n.wiped, n.vouches, n.seen = false, answered, map[UID][]Address{}
-		w.agentSees(n)
+	if w.calm || w.some(70) {
+		n.audit = w.audit
 	}
-	if audit := w.audit; audit.Version != "" && (w.said.objs[n.name].Round < audit.Round) && (w.calm || w.some(60)) {
+	if audit := n.audit; audit.Version != "" && w.said.objs[n.name].Epoch < audit.Epoch && (w.calm || w.some(60)) {
 		if _, exists := w.hosts.objs[n.name]; exists {
-			w.answer(n, audit)
+			w.report(n, audit)
 		}
 	}
 	of := map[UID]bool{}
 	for uid := range n.sees {
 		of[uid] = true
 	}
-	for uid := range n.book {
+	for uid := range n.grants {
 		of[uid] = true
 	}
 	for uid := range n.sandboxes { // by the runtime
 		of[uid] = true
+	}
+	named := map[UID][]Address{} // by the PodIPs
+	for _, key := range w.ips.keys() {
+		if ip := w.ips.objs[key]; Names(&ip, ip.PodUID, n.name) && ip.Mode != Calico && (w.calm || w.some(20)) {
+			of[ip.PodUID] = true
+			named[ip.PodUID] = append(named[ip.PodUID], Address{Prefix: netip.PrefixFrom(ip.Addr, ip.Addr.BitLen())})
+		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(of)) {
 		if !n.known[uid] {
@@ -329,25 +316,22 @@ func (w *world) agentActs(n *node) {
 			n.known[uid] = true
 		}
 		pod, exists := n.sees[uid]
-		has, found := n.book[uid], false
+		has, found := pod.Assigned, false
 		if has == nil {
-			has = pod.Assigned
+			has = n.grants[uid]
 		}
-		if s := n.sandboxes[uid]; has == nil && !exists && s != nil {
+		if s := n.sandboxes[uid]; has == nil && s != nil {
 			has, found = s.has, n.owners[uid].Assigned == nil
 		}
-		for _, a := range has {
-			w.tend(n, uid, a.Prefix.Addr(), pod, exists, found)
+		if has == nil && !exists {
+			has = named[uid]
 		}
-	}
-	if w.calm || w.some(50) {
-		for _, uid := range slices.Sorted(maps.Keys(n.book)) { // the node's book forgets what it need not know
-			if n.sandboxes[uid] == nil && n.barred[uid] && w.calm {
-				delete(n.book, uid)
-			}
+		if pod.Assigned != nil && n.grants[uid] != nil && !reflect.DeepEqual(n.grants[uid], pod.Assigned) {
+			delete(n.grants, uid) // it was adopted, and is told now
 		}
+		w.tend(n, uid, has, pod, exists, found)
 	}
-	w.believes(n, current)
+	w.believes(n, current && w.doubt(n) != Doubted)
 }
 
 // believes notes what a node that is wrongly said to be off, or has lost its files, has heard of the cluster: current
@@ -357,7 +341,7 @@ func (w *world) believes(n *node, current bool) {
 	// Ready it is said to be for a while after kubelet was cut off.
 	back := exists && (!host.Off || host.Ready && n.kubelet)
 	n.lied = n.lied && !(current && back && !w.startsGone(n))
-	if current && (n.lied || n.unsuspecting) {
+	if current && n.lied {
 		for uid := range n.sandboxes {
 			n.heard[uid] = n.heard[uid] || !w.hasPod(uid) && !n.sandboxes[uid].pending
 		}
@@ -383,37 +367,21 @@ func (w *world) hasPod(uid UID) bool {
 	return false
 }
 
-// confirm is the agent's word of a pod, for which the plugin waits if its node was told to, or has lost its disk: the
-// PodIPs are the pod's, if there are any, and do not say that it has ended here. Of a pod that comes after the first
-// list, no agent asks for them, and none can say that.
-func (w *world) confirm(n *node, p Pod) {
-	n.seen[p.UID] = p.Assigned
-	for _, a := range p.Assigned {
-		ip, exists := w.ips.objs[a.Prefix.Addr().String()]
-		if exists && ip.PodUID != p.UID || ip.StatusUID == p.UID && ip.Phase == Retained {
-			delete(n.seen, p.UID)
-		}
-	}
-}
-
 func (w *world) agentSees(n *node) {
 	n.sees = map[UID]Pod{}
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name {
 			n.sees[p.UID] = p
 			n.known[p.UID] = true
-			w.confirm(n, p)
-			if p.Assigned != nil && n.book[p.UID] == nil { // the agent's file
-				n.book[p.UID] = p.Assigned
-			}
 		}
 	}
 }
 
-func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool) {
+// local is what an agent knows of a pod and an address.
+func (w *world) local(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool) Local {
 	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Terminal: pod.Terminal,
-		Barred: n.barred[uid],
-		Netns:  n.sandboxes[uid] != nil}
+		Ended: n.ended[uid], Granted: n.grants[uid] != nil, Netns: n.sandboxes[uid] != nil,
+		Doubt: w.doubt(n)}
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
 	}
@@ -433,25 +401,67 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool
 	if local.IP != nil && local.IP.Mode == Routed && (w.calm || w.some(90)) {
 		local.PodCIDR = n.routes(a)
 	}
-	action := NextAction(local)
-	if action.Down && n.sandboxes[uid] != nil && !n.sandboxes[uid].pending {
-		w.logf("%s: interfaces of %s go down", n.name, uid)
-		n.sandboxes[uid].up = false
+	return local
+}
+
+func (w *world) doubt(n *node) Doubt {
+	doubt := DoubtOf(&n.audit, n.newest, w.said.objs[n.name].Epoch, w.now)
+	n.newest = newest(n.newest, n.audit)
+	return doubt
+}
+
+// newest is the audit of two that was written later.
+func newest(x, y Audit) Audit {
+	if y.Marks >= x.Marks {
+		return y
 	}
-	if s := n.sandboxes[uid]; s != nil && !s.up && !s.pending && (w.calm || w.some(50)) {
-		delete(n.sandboxes, uid) // the runtime has removed it
-	}
-	if action.Bar {
-		w.logf("%s: %s is barred", n.name, uid)
-		n.barred[uid] = true
-	}
-	if action.Report != "" {
-		ip := *local.IP
-		ip.Phase, ip.StatusUID, ip.Node, ip.Since, ip.Conflict = action.Report, uid, n.name, w.now, local.Conflict
-		if ip.PodCIDR = local.PodCIDR; action.Report == Retained {
-			ip.PodCIDR = netip.Prefix{}
+	return x
+}
+
+// tend is an agent that does what is to be done about a pod and its addresses. The grant comes once all of them are
+// named.
+func (w *world) tend(n *node, uid UID, has []Address, pod Pod, exists, found bool) {
+	grants := 0
+	for _, h := range has {
+		local := w.local(n, uid, h.Prefix.Addr(), pod, exists, found)
+		action := NextAction(local)
+		if action.Revoke && n.grants[uid] != nil {
+			w.logf("%s: the grant of %s is revoked", n.name, uid)
+			delete(n.grants, uid)
 		}
-		_ = w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name})
+		w.takeDown(n, uid, action.Down)
+		if action.Report != "" {
+			ip := *local.IP
+			ip.Phase, ip.StatusUID, ip.Node, ip.Since, ip.Conflict = action.Report, uid, n.name, w.now, local.Conflict
+			if ip.PodCIDR = local.PodCIDR; action.Report == Retained {
+				ip.PodCIDR, n.ended[uid] = netip.Prefix{}, true
+			}
+			if w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name}) != nil && !broken(writesCome) {
+				return
+			}
+		}
+		if action.Grant || n.grants[uid] != nil && !action.Revoke {
+			grants++
+		}
+	}
+	if grants > 0 && grants == len(has) && n.grants[uid] == nil {
+		w.logf("%s: %s is granted %v", n.name, uid, has[0].Prefix.Addr())
+		n.grants[uid] = has
+	}
+}
+
+// takeDown is an agent that takes interfaces down, and a runtime that has removed such a sandbox.
+func (w *world) takeDown(n *node, uid UID, down bool) {
+	s := n.sandboxes[uid]
+	if s == nil || s.pending {
+		return
+	}
+	if down {
+		w.logf("%s: interfaces of %s go down", n.name, uid)
+		s.up = false
+	}
+	if !s.up && (w.calm || w.some(50)) {
+		delete(n.sandboxes, uid)
 	}
 }
 
@@ -503,49 +513,48 @@ func (w *world) lie() {
 	if _, exists := w.hosts.objs[n.name]; !exists {
 		return
 	}
-	report := Report{Node: n.name, Round: w.audit.Round}
+	report := Report{Node: n.name, Epoch: w.audit.Epoch}
 	for _, key := range w.ips.keys() {
 		if ip := w.ips.objs[key]; w.some(20) {
 			report.Held = append(report.Held, Held{Addr: ip.Addr, UID: ip.PodUID, Namespace: ip.Namespace, PodName: ip.PodName,
-				Pool: ip.Pool, Mode: ip.Mode, Network: ip.Network, Interface: ip.Interface, Keep: ip.Keep})
+				Pool: ip.Pool, Mode: ip.Mode, Network: ip.Network, Interface: ip.Interface, Keep: ip.Keep, Running: w.some(50)})
 		}
 	}
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; w.some(20) {
 			a := netip.AddrFrom4([4]byte{10, byte(6 + w.r.IntN(2)), 0, byte(1 + w.r.IntN(4))})
 			report.Held = append(report.Held, Held{Addr: a, UID: p.UID, Namespace: p.Namespace, PodName: p.Name, Pool: "a4",
-				Mode: w.mode(), Network: "net", Interface: "eth0"})
+				Mode: w.mode(), Network: "net", Interface: "eth0", Running: w.some(50)})
 		}
 	}
-	w.logf("%s lies: it answers round %d, has %v", n.name, report.Round%1e12, report.Held)
+	w.logf("%s lies: it answers round %d, has %v", n.name, report.Epoch%1e12, report.Held)
 	w.said.put(n.name, report)
 	w.lies++
 }
 
-func (w *world) answer(n *node, audit Audit) {
+// report is what an agent says to an epoch.
+func (w *world) report(n *node, audit Audit) {
 	w.agentSees(n)
-	reply := Respond(audit, func(uid UID) bool { return n.sandboxes[uid] != nil }, n.checked)
-	for _, uid := range reply.Bar {
-		n.barred[uid] = true
-	}
-	if reply.Checked {
-		n.checked, n.seen = audit.Epoch, map[UID][]Address{}
-		for _, p := range n.sees {
-			w.confirm(n, p)
-		}
-	}
-	report := Report{Node: n.name, Round: audit.Round}
-	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+	report := Report{Node: n.name, Epoch: audit.Epoch}
+	held := func(uid UID, all []Address, running bool) {
 		p := n.owners[uid]
-		for _, a := range n.sandboxes[uid].has {
-			if n.sandboxes[uid].up || n.sandboxes[uid].pending {
-				report.Held = append(report.Held, Held{Addr: a.Prefix.Addr(), UID: uid, Namespace: p.Namespace,
-					PodName: p.Name, Identity: p.Identity, Pool: a.Pool, Mode: a.Mode, Network: a.Network,
-					Interface: a.Interface, Keep: p.Keep})
-			}
+		for _, a := range all {
+			report.Held = append(report.Held, Held{Addr: a.Prefix.Addr(), UID: uid, Namespace: "default",
+				PodName: p.Name, Identity: p.Identity, Pool: a.Pool, Mode: a.Mode, Network: a.Network,
+				Interface: a.Interface, Keep: p.Keep, Running: running})
 		}
 	}
-	w.logf("%s: answers round %d, has %d, bars %v", n.name, audit.Round%1e12, len(report.Held), reply.Bar)
+	for _, uid := range slices.Sorted(maps.Keys(n.grants)) {
+		if n.sandboxes[uid] == nil {
+			held(uid, n.grants[uid], false)
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		if s := n.sandboxes[uid]; s.up || s.pending {
+			held(uid, s.has, true)
+		}
+	}
+	w.logf("%s: reports for epoch %d, has %d", n.name, audit.Epoch%1e12, len(report.Held))
 	if w.calm || w.some(80) {
 		w.said.put(n.name, report)
 		n.orphan = false
@@ -613,7 +622,7 @@ func (w *world) adopt() {
 	h := Address{Network: "net", Interface: "eth0", Pool: "a4", Mode: L2, Prefix: netip.PrefixFrom(a, 16)}
 	n.sandboxes[p.UID], n.view[p.UID], n.owners[p.UID] = &sandbox{uid: p.UID, has: []Address{h}, up: true}, p, p
 	ip := p.made(h)
-	ip.Adopted, ip.Version, ip.Created = true, w.version(), w.now
+	ip.AdoptedOn, ip.Version, ip.Created = n.name, w.version(), w.now
 	ip.UID = "ip-" + ip.Version
 	w.ips.put(a.String(), ip)
 	w.pods.put(name, p)
@@ -733,7 +742,7 @@ func init() {
 		{4, func(w *world) { // time passes
 			w.logf("an hour passes")
 			for range 10 {
-				w.now = w.now.Add(quarantinedFor / 10)
+				w.now = w.now.Add(6 * time.Minute)
 				w.goOn()
 			}
 		}},
@@ -772,12 +781,9 @@ func (w *world) cut(n *node) {
 // wipe empties the state directory of a node, whatever runs there.
 func (w *world) wipe(n *node) {
 	w.logf("%s: the state directory is emptied", n.name)
-	n.wiped, n.vouches, n.checked = true, false, 0
-	n.lost = n.lost || n.on
 	n.dels = nil
-	clear(n.book)
-	clear(n.barred)
-	n.seen = map[UID][]Address{}
+	clear(n.grants)
+	w.wiped += len(n.sandboxes)
 	for _, s := range n.sandboxes {
 		s.unbooked = true
 	}
@@ -786,9 +792,8 @@ func (w *world) wipe(n *node) {
 	}
 }
 
-// wipeAfterBars empties the state directory of a node whose kubelet does not know that pods were deleted, and whose
-// agent has barred them.
-func (w *world) wipeAfterBars(n *node) {
+// wipeAfterEnds empties the state directory of a node whose kubelet does not know that pods were deleted.
+func (w *world) wipeAfterEnds(n *node) {
 	w.logf("%s: kubelet is cut off", n.name)
 	n.kubelet, n.agent = false, true
 	w.forgotten(n)
@@ -810,7 +815,8 @@ func (w *world) wipeAfterBars(n *node) {
 
 func (w *world) agentRestarts(n *node) {
 	w.logf("%s: the agent restarts", n.name)
-	n.sees, n.known = map[UID]Pod{}, map[UID]bool{}
+	n.sees, n.known, n.ended = map[UID]Pod{}, map[UID]bool{}, map[UID]bool{}
+	n.newest = Audit{}
 }
 
 // reinstall is another machine, or another disk, under the name of a node.
@@ -840,7 +846,8 @@ func (w *world) forgotten(n *node) {
 }
 
 func (w *world) powerOff(n *node) {
-	n.on, n.lost, n.unsuspecting = false, false, false
+	n.on = false
+	clear(n.grants)
 	n.adds, n.notes = nil, nil
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		if handle := n.sandboxes[uid].handle; handle != "" {
@@ -861,9 +868,8 @@ func (w *world) mend(n *node) {
 		return
 	}
 	if !n.on {
-		n.on, n.checked, n.vouches = true, 0, false
-		clear(n.seen)
-		n.sees, n.known = map[UID]Pod{}, map[UID]bool{}
+		n.on = true
+		w.agentRestarts(n)
 	}
 	w.logf("%s: comes back", n.name)
 	n.kubelet, n.agent, n.data = true, true, true
@@ -1291,7 +1297,7 @@ func (w *world) fingerprint() string {
 	for _, key := range w.ips.keys() {
 		p := w.ips.objs[key]
 		say(key, string(p.PodUID), string(p.Phase), string(p.StatusUID), strconv.FormatBool(p.Deleting),
-			strconv.FormatBool(p.Release), p.Quarantine.Reason, strconv.FormatInt(p.Quarantine.Since.UnixNano(), 10))
+			strconv.FormatBool(p.Release), p.Node, p.Conflict)
 	}
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
@@ -1304,14 +1310,13 @@ func (w *world) fingerprint() string {
 		}
 	}
 	say(w.pools.keys()...)
-	say(strconv.FormatBool(w.audit.Recalling), strconv.FormatInt(w.audit.Round, 10))
+	say(strconv.FormatBool(w.audit.Recalling), strconv.FormatInt(w.audit.Epoch, 10))
 	return s.String()
 }
 
 // explained demands that every PodIP has a reason, and every pod that waits. Pods that have the same address by what a
 // backup said are for the operator, who is told to delete all but one. Such pods need not run.
 func (w *world) explained() {
-	disputed := map[netip.Addr]bool{}
 	pods := map[UID]Pod{}
 	for _, p := range w.pods.objs {
 		pods[p.UID] = p
@@ -1323,21 +1328,14 @@ func (w *world) explained() {
 		p := w.ips.objs[key]
 		pod, exists := pods[p.PodUID]
 		switch {
-		case exists && !pod.Terminal && pod.has(p.Addr) && p.Quarantine.Reason == "":
+		case exists && !pod.Terminal && pod.has(p.Addr):
 		case exists && !pod.Terminal && (pod.Gated || pod.Assigned == nil): // it waits, see below
-		case exists && !pod.Terminal && w.restores > 0 && p.boundOn(pod.Node) && p.Quarantine.Reason == "":
+		case exists && !pod.Terminal && w.restores > 0 && p.boundOn(pod.Node):
 			// It runs with what it was told before a restore. Once it ends, the address is free.
 		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
 		case w.calico != nil && exists: // a pod that has ended has its address until it is deleted, too
 		case w.homonym(p): // Calico keeps the allocation for a pod of the name that has no address, as there is none
-		case exists && !pod.Terminal && p.conflicts():
-			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
-		case w.now.Before(p.Quarantine.Until): // also of a pod that has started since
-		case p.Quarantine.Reason != "" && len(w.told) > 0 &&
-			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
-			w.known++
-			disputed[p.Addr] = true
-		case exists && !pod.Terminal || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
+		case exists && !pod.Terminal || p.Deleting || p.Release || !p.gone():
 			w.failf("PodIP %s has no reason: %+v; %+v", key, p, w.controllers[0].book.Review(p.Addr, w.now, w.wanted))
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):
 		case p.Keep.WhileOwned && w.wanted(&p) <= Wants:
@@ -1347,7 +1345,7 @@ func (w *world) explained() {
 	}
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
-		if p.Terminal || slices.ContainsFunc(p.Assigned, func(a Address) bool { return disputed[a.Prefix.Addr()] }) {
+		if p.Terminal {
 			continue
 		}
 		if !p.Gated && p.Assigned != nil {

@@ -12,6 +12,9 @@ type Local struct {
 	Node string
 	// Exists, Ending and Terminal are the pod's state by the agent's own watch of the pods of its node, which is complete.
 	Exists, Ending, Terminal bool
+	// Ended says that this agent has ended the pod before. That the cluster has it again comes from a backup: it does not
+	// start a second time.
+	Ended bool
 	// Here says that the cluster has the pod on this node, Elsewhere that it has the pod without a node, or with another
 	// one; Kubernetes does so after a restore from a backup that was made before the pod had its node. Both are read past
 	// all caches if [Local.LookUp] says so, else false.
@@ -19,9 +22,8 @@ type Local struct {
 	// Off says that an operator has declared this node off, or that its Node does not exist. It is read past all caches if
 	// [Local.LookUpNode] says so.
 	Off bool
-	// Shut says that no grant may be given or taken back: by the PodIPAudit the API server's data may have been restored,
-	// or an epoch is open, or this node has not reported for it.
-	Shut bool
+	// Doubt is what the PodIPAudit says of the API server's data: see [Doubt].
+	Doubt Doubt
 	// Granted says that there is a grant for the pod, finished or not.
 	Granted bool
 	// Netns says that the pod has a network namespace on this node, or that an ADD of it is under way.
@@ -41,7 +43,7 @@ type Local struct {
 func (l Local) mine() bool { return l.IP != nil && l.IP.PodUID == l.UID }
 
 // ends reports whether kubelet does not start the pod again.
-func (l Local) ends() bool { return !l.Exists || l.Ending || l.Terminal }
+func (l Local) ends() bool { return !l.Exists || l.Ending || l.Terminal || l.Ended }
 
 // current reports whether the status of the PodIP says what is so: where other nodes find the pod, and what keeps it
 // from starting.
@@ -63,7 +65,7 @@ func (l Local) LookUp() bool {
 // LookUpNode reports whether Off is to be read, once Here and Elsewhere are: before a grant, and if the cluster has the
 // pod no more while it is here.
 func (l Local) LookUpNode() bool {
-	return l.deleted() && l.Netns || !l.ends() && !l.Shut && MayName(l.IP, l.UID, l.Node) && !(l.Granted && l.current())
+	return l.deleted() && l.Netns || !l.ends() && l.Doubt == Sure && MayName(l.IP, l.UID, l.Node) && !(l.Granted && l.current())
 }
 
 // deleted reports whether the cluster has the pod no more.
@@ -90,7 +92,8 @@ type Action struct {
 //
 //   - A pod that kubelet will not start again, and that is not here any more, loses its grant, and the address is
 //     Retained if the PodIP names this node.
-//   - While it is shut, nothing else is done.
+//   - A pod that this agent has ended before is said to be ended, so that a controller ends it.
+//   - While the data are doubted, nothing else is done. Until this node has reported, nothing is granted.
 //   - A pod that the cluster has elsewhere loses its grant and its interfaces. So does a pod whose address is another
 //     pod's or another node's, or was ended here, by the PodIP; and one that the cluster has deleted while it believes
 //     this node to be off. That there is no PodIP means nothing for a pod that is there: a controller makes it again.
@@ -103,15 +106,15 @@ func NextAction(l Local) Action {
 		return Action{} // it may be no pool's
 	case l.ends() && !l.Netns:
 		a := Action{Revoke: l.Granted}
-		if Names(l.IP, l.UID, l.Node) {
+		if Names(l.IP, l.UID, l.Node) || l.Ended && l.Exists && MayName(l.IP, l.UID, l.Node) {
 			a = Action{Revoke: true, Report: Retained}
 		}
 		return a
-	case l.Shut:
+	case l.Doubt == Doubted:
 		return Action{}
 	case l.Elsewhere, foreign, l.IP == nil && l.deleted(), l.deleted() && l.Off:
 		return down
-	case l.ends(), l.IP == nil, l.Off, l.Granted && l.current():
+	case l.ends(), l.IP == nil, l.Off, l.Doubt != Sure, l.Granted && l.current():
 		return Action{}
 	case !l.Granted:
 		return Action{Grant: true, Report: Bound}
@@ -125,8 +128,24 @@ func NextAction(l Local) Action {
 // the same version may come back.
 const ReadFor = 5 * time.Second
 
-// Shut reports whether an agent may give or take back no grant, by the PodIPAudit as it has it: there is none, its mark
-// is old, it is older than one that was seen before, an epoch is open, or this node has not reported for it.
-func Shut(r *Audit, seen Audit, reported int64, now time.Time) bool {
-	return r == nil || r.Recalling || reported != r.Epoch || now.Sub(r.Mark) > MarkLost || r.older(seen)
+// Doubt is what an agent may do by the PodIPAudit.
+type Doubt int
+
+// The doubts.
+const (
+	Sure    Doubt = iota // it may grant, and take back
+	Unasked              // it may take back, but has not reported for the epoch, and grants nothing before
+	Doubted              // the API server's data may have been restored: it does neither
+)
+
+// DoubtOf returns what an agent may do by the PodIPAudit as it has it, nil if there is none. seen is the newest one that
+// it has seen, reported the epoch for which this node has reported.
+func DoubtOf(r *Audit, seen Audit, reported int64, now time.Time) Doubt {
+	switch {
+	case r == nil, r.Recalling, now.Sub(r.Mark) > MarkLost, r.older(seen):
+		return Doubted
+	case reported != r.Epoch:
+		return Unasked
+	}
+	return Sure
 }

@@ -56,17 +56,6 @@ const (
 	Retained  = v1alpha1.PodIPRetained
 )
 
-// Quarantine is why no pod gets an address, not even its owner. An address with the zero Quarantine is not in
-// quarantine.
-type Quarantine struct {
-	Reason string
-	// MAC is that of the other machine that has the address, empty if it is not because of one.
-	MAC   string
-	Since time.Time
-	// Until it is not looked at again, zero if it is at once.
-	Until time.Time
-}
-
 // PodIP is an address and its owner.
 type PodIP struct {
 	Addr    netip.Addr
@@ -83,12 +72,11 @@ type PodIP struct {
 	Keep               Keep
 	Workload           Workload
 	Release            bool
-	// Adopted says that PodUID had the address before, from elsewhere, so that it is its own though it has not been told
-	// of it.
-	Adopted    bool
-	Quarantine Quarantine
-	Held       bool // by our finalizer
-	Deleting   bool
+	// AdoptedOn is the node on which PodUID had the address before, from elsewhere, so that it is its own though it has not
+	// been told of it. Empty if it had not.
+	AdoptedOn string
+	Held      bool // by our finalizer
+	Deleting  bool
 
 	// The status, which is about the pod StatusUID.
 	Phase     Phase
@@ -109,7 +97,10 @@ func (p *PodIP) gone() bool { return p.StatusUID == p.PodUID && p.Phase == Retai
 
 // unconfirmed reports whether the address was imported from Calico, and it is not known yet whether the pod had it once
 // no other could get it.
-func (p *PodIP) unconfirmed() bool { return p.Mode == Calico && p.Adopted && p.StatusUID != p.PodUID }
+func (p *PodIP) unconfirmed() bool { return p.Mode == Calico && p.adopted() && p.StatusUID != p.PodUID }
+
+// adopted reports whether the pod had the address before, from elsewhere.
+func (p *PodIP) adopted() bool { return p.AdoptedOn != "" }
 
 // saidOn returns the node that has said of the pod the address was given to that it is or was there, empty if none has.
 func (p *PodIP) saidOn() string {
@@ -126,7 +117,7 @@ func (p *PodIP) boundOn(node string) bool {
 
 // conflicts reports whether another machine has the address, so that the pod it was given to could not start.
 func (p *PodIP) conflicts() bool {
-	return p.StatusUID == p.PodUID && p.Phase == Allocated && p.Conflict != ""
+	return p.StatusUID == p.PodUID && p.Phase != Retained && p.Conflict != ""
 }
 
 // WorkloadKey names a workload, regardless of the served version of its kind.

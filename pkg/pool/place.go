@@ -42,10 +42,10 @@ type choice struct {
 // that was never used, as far as is known; then the address that is free for the longest. All or none are taken.
 func (b *Book) Place(uid UID, now time.Time) Plan {
 	waited := b.lines.leave(uid)
-	d := placing{facts: &b.facts, lines: b.lines, pod: b.pods[uid], now: now, taken: map[netip.Addr]bool{}}
+	d := placing{facts: &b.facts, pod: b.pods[uid], now: now, taken: map[netip.Addr]bool{}}
 	plan := d.plan()
 	if d.full != nil {
-		b.lines.join(turnOf(d.pod), d.full)
+		b.lines.join(uid, d.full)
 	}
 	b.noteWait(uid, plan)
 	for _, name := range waited { // if it waits there again, nothing has changed for those behind it
@@ -59,12 +59,11 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 // placing is the decision about one pod. Of what it reads it changes nothing but what a pool has reserved.
 type placing struct {
 	*facts
-	lines lines
 	pod   *Pod // nil if it is unknown
 	now   time.Time
 	all   []choice
 	taken map[netip.Addr]bool // those of all
-	full  []string            // the pools in whose lines the pod is to wait
+	full  []string            // the pools that the pod is to wait for
 }
 
 func (d *placing) plan() Plan {
@@ -164,7 +163,7 @@ func (d *placing) without() (nodes []string, wait Plan) {
 				d.reports[node].CannotServe[mode]), Remedy: "docs/pools.md says which network each mode needs"}
 		}
 		if pod := d.pod; pod.Node != "" {
-			given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
+			given := !slices.ContainsFunc(d.all, func(c choice) bool { return c.wr != nil && !c.ip.adopted() })
 			if given || pod.ReportedIP.IsValid() || d.reports[pod.Node].CannotServe[mode] == "" {
 				continue
 			}
@@ -260,10 +259,6 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			continue
 		}
 		switch f := d.Fence(p, d.now); {
-		case p.Quarantine.Reason != "" && !pod.takesAny() && p.Keep != (Keep{}):
-			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
-				Addrs: []netip.Addr{p.Addr}}
-		case p.Quarantine.Reason != "":
 		case d.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
 			if !pod.takesAny() {
 				return c, Plan{Reason: fmt.Sprintf("its address %s was assigned to another pod, too", p.Addr),
@@ -273,12 +268,8 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			return d.claim(s, p, f), Plan{}
 		case pod.takesAny(): // never waits
 		case i == len(own)-1:
-			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
+			return c, Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
 				Addrs: []netip.Addr{p.Addr}}
-			if f.Ask {
-				wait.Writes = []Write{d.audit.askFor(p, d.now)}
-			}
-			return c, wait
 		}
 	}
 	return d.allocate(s)
@@ -290,7 +281,7 @@ func (d *placing) chooseGiven(s slot, runs bool) (c choice, ok bool) {
 	pod := d.pod
 	for _, a := range d.given[pod.UID] {
 		p, running := d.ips[a], d.runsWith(a)
-		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || running
+		usable := !p.Deleting && !p.Release || p.adopted() || running
 		if runs && !running || !s.fits(p) || d.taken[a] || !usable {
 			continue
 		}
@@ -298,7 +289,7 @@ func (d *placing) chooseGiven(s slot, runs bool) (c choice, ok bool) {
 		if p.StatusUID != pod.UID { // claimed, and not told: the status is about an earlier pod
 			c.last = p.Node
 		}
-		if p.Adopted { // who adopted it did not know how long it is kept
+		if p.adopted() { // who adopted it did not know how long it is kept
 			c.last = pod.Node
 			if p.Keep != pod.Keep || p.Workload != pod.Workload {
 				c.ip.Keep, c.ip.Workload = pod.Keep, pod.Workload
@@ -341,7 +332,7 @@ func (d *placing) own(s slot) (all []*PodIP) {
 func (d *placing) claim(s slot, p *PodIP, f Finding) choice {
 	pod, again := d.pod, *p
 	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
-	again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, false
+	again.Keep, again.Workload, again.AdoptedOn = pod.Keep, pod.Workload, ""
 	if p.Mode == Calico && !d.pools[p.Pool].Range.Subnet.Contains(p.Addr) { // its reservation may have been deleted
 		f.If = append(f.If, Check{Free: p.Addr})
 	}
@@ -355,18 +346,15 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 	var why, full []string
 	for _, st := range s.pools {
 		text, waits := "", true
-		held, remedy := d.HeldBy(st.Name)
-		switch ahead := d.lines.ahead(turnOf(pod), st.Name); {
+		switch {
 		case st.Deleting:
 			text, waits = "is being deleted", false
 		case st.Disabled:
 			text, waits = "is disabled", false
 		case st.Serves != nil && !st.Serves(pod.Namespaced):
 			text, waits = "is not available to namespace "+pod.Namespace, false
-		case held != "":
-			text, wait.Remedy = "makes no new allocations: "+held, remedy
-		case st.left(d.now) <= ahead:
-			text = d.empty(st, ahead)
+		case st.left(d.now) == 0:
+			text = st.empty()
 		default:
 			a, ok := st.next(func(a netip.Addr) bool { return d.taken[a] || d.toldTo(a, "") || len(d.runs[a]) > 0 })
 			if ok {
@@ -378,7 +366,7 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 				}
 				return choice{slot: s, ip: p, wr: create}, Plan{}
 			}
-			text = d.empty(st, 0)
+			text = st.empty()
 		}
 		why = append(why, fmt.Sprintf("pool %s %s", st.Name, text))
 		if waits {
@@ -389,20 +377,8 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 	return c, wait
 }
 
-// empty says that a pool has no free address for a pod that comes after others.
-func (d *placing) empty(s *stock, ahead uint64) string {
-	text := fmt.Sprintf("has no free address, of %d", s.Range.Set.Count())
-	if n := d.Quarantined(s.Name); n > 0 {
-		text += fmt.Sprintf(" (%d of %d quarantined)", n, s.Range.Set.Count())
-	}
-	switch {
-	case ahead == 1:
-		text += ", and 1 pod has waited longer"
-	case ahead > 1:
-		text += fmt.Sprintf(", and %d pods have waited longer", ahead)
-	}
-	return text
-}
+// empty says that a pool has no free address.
+func (s *stock) empty() string { return fmt.Sprintf("has no free address, of %d", s.Range.Set.Count()) }
 
 // toldTo reports whether a pod that may run was told to have an address, though according to the PodIP it is the
 // owner's, or there is no PodIP: the claim for the pod was forgotten by a restore.

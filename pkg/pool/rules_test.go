@@ -25,12 +25,9 @@ func broken(one rule) bool { return brokenRules&(1<<one) != 0 }
 const (
 	forceDeleteIsNoProof rule = iota // that the pod is gone from the cluster proves nothing
 	notReadyIsNoProof                // nor does a node that is not Ready
-	podIsLookedUp                    // that a pod is gone is read past the cache
 	nodeIsLookedUp                   // that its node is off, too
 	readyIsNotOff                    // a node that is Ready is not off, whatever its taints
-	everyNodeAnswers                 // an unknown holder may be anywhere
-	nodeIsKnown                      // only the node that a pod has by the cluster is to speak of it
-	answersAreFresh                  // what a node said before the end of a pod says nothing
+	nodeIsKnown                      // only the node that a pod has by the cluster may be named for it
 	restoresAreNoticed               // after a restore, nodes know more than the cluster
 	futureIsLost                     // also if the clock was ahead that set the mark
 	restoresWaitForAll               // also those that do not answer
@@ -42,10 +39,11 @@ const (
 	annotationsDecide                // an address that a pod has not been told of is surplus
 	goneMeansForGood                 // an agent: a pod that may start again is not gone
 	goneMeansNamespace               // an agent: a pod whose namespace exists is not gone
-	goneMeansBarred                  // an agent: kubelet may start again what was reported gone
-	ownPodsOnly                      // an agent: a pod that may be another node's is not its to speak of
 	recallsEnd                       // nor ends its word a pod, but for one from before all nodes were asked
-	recallMeansChecked               // kubelet may start what the cluster has forgotten
+	grantsCount                      // kubelet may start what the cluster has forgotten
+	endedOnce                        // an agent: what it has ended it never grants again
+	shutIsHeeded                     // an agent: while an epoch is open nothing is granted
+	writesCome                       // an agent: nothing is granted before the node is named
 	strangersGoDown                  // a pod that the cluster has given up must not answer
 	offGoesDown                      // nor one that it has deleted on a node that it believes to be off
 	foundCounts                      // an agent: nor one that another program has started, of which it never heard
@@ -73,37 +71,23 @@ const (
 
 // broke is how the package does without a rule: in a file, this for that, which is there once.
 var broke = []struct{ file, is, becomes string }{
-	{"fence.go", `	node, known := s.known()
-	said :=`, `	if broken(forceDeleteIsNoProof) {
+	{"fence.go", `	node := p.namedNode()
+	n, exists`, `	if broken(forceDeleteIsNoProof) && s.Pod == nil {
 		return Finding{}
 	}
-	node, known := s.known()
-	said :=`},
-	{"fence.go", `	case s.Pod != nil:
-		return s.Pod.Node, true`, `	case broken(nodeIsKnown):
-	case s.Pod != nil:
-		return s.Pod.Node, true`},
-	{"fence.go", `	case known && (node != "" || s.Pod != nil):`, `	case broken(nodeIsKnown):
-		return true
-	case known && (node != "" || s.Pod != nil):`},
-	{"fence.go", `if held != node {`, `if held != node && !broken(nodeIsKnown) {`},
-	{"fence.go", `	return []Check{{Gone: &Pod{UID: s.IP.PodUID`, `	if broken(podIsLookedUp) {
-		return nil
-	}
-	return []Check{{Gone: &Pod{UID: s.IP.PodUID`},
+	node := p.namedNode()
+	n, exists`},
+	{"life.go", `return known && node != "" && said`, `return !broken(nodeIsKnown) && known && node != "" && said`},
 	{"fence.go", `	return []Check{{Off: node}}`, `	if broken(nodeIsLookedUp) || broken(readyIsNotOff) {
 		return nil
 	}
 	return []Check{{Off: node}}`},
-	{"fence.go", `	case !n.Ready:
-		return Finding{Verdict: Never, Ask: s.Asked == 0,`, `	case broken(notReadyIsNoProof) && !n.Ready:
+	{"fence.go", `	if exists && !n.Ready {
+`, `	if broken(notReadyIsNoProof) && exists && !n.Ready {
 		return Finding{}
-	case !n.Ready:
-		return Finding{Verdict: Never, Ask: s.Asked == 0,`},
-	{"fence.go", `return ok && s.Asked > 0 && a.Round >= s.Asked &&`,
-		`return ok && (broken(answersAreFresh) || s.Asked > 0 && a.Round >= s.Asked) &&`},
-	{"fence.go", `case n.Foreign && !s.hadAgent(name) || satisfied(name):`,
-		`case n.Foreign && !s.hadAgent(name) || satisfied(name) || broken(everyNodeAnswers):`},
+	}
+	if exists && !n.Ready {
+`},
 	{"facts.go", `return pod == nil || pod.Node == node ||`,
 		`return pod == nil || pod.Node == node || broken(recallsEnd) ||`},
 	{"life.go", `&& !p.Held && !p.Deleting {`, `&& !p.Held && !p.Deleting && !broken(finalizerHolds) {`},
@@ -116,7 +100,7 @@ var broke = []struct{ file, is, becomes string }{
 		return d.end("", nil)
 	case pod.alive():
 		return Plan{}`},
-	{"life.go", `	if pod == nil || p.Adopted {`, `	if pod == nil || p.Adopted && !broken(adoptedIsOwn) {`},
+	{"life.go", `	if pod == nil || p.adopted() {`, `	if pod == nil || p.adopted() && !broken(adoptedIsOwn) {`},
 	{"life.go", `	if pod.Assigned == nil && !pod.alive() {`, `	if broken(annotationsDecide) {
 		return !pod.has(p.Addr)
 	}
@@ -133,10 +117,6 @@ var broke = []struct{ file, is, becomes string }{
 	}
 	if lost && !broken(restoresAreNoticed) {
 `},
-	{"audit.go", `	w.If = Situation{IP: p}.over()`, `	if broken(podIsLookedUp) {
-		return w
-	}
-	w.If = Situation{IP: p}.over()`},
 	{"audit.go", `	if all.Verdict != Yes {`, `	if broken(restoresWaitForAll) {
 		all.If = nil
 	} else if all.Verdict != Yes {`},
@@ -146,25 +126,19 @@ var broke = []struct{ file, is, becomes string }{
 	{"place.go", `				create := CreateIP{PodIP: p}`, `				p.Held = !broken(finalizerHolds)
 				create := CreateIP{PodIP: p}`},
 	{"write.go", `is.older(live.Seen()) ||`, `is.older(live.Seen()) && !broken(newestMarkCounts) ||`},
-	// This rule is a second defence against what another one prevents: without that, it is broken, too.
 	{"place.go", `case d.toldTo(p.Addr, p.PodUID):`,
-		`case d.toldTo(p.Addr, p.PodUID) && !broken(toldIsTaken) && !broken(podIsLookedUp):`},
-	{"node.go", `(l.Here || l.named())
-`, `(l.Here || l.named() || broken(ownPodsOnly))
-`},
-	{"node.go", `ends := !l.Exists || l.Ending || l.Terminal
-`, `ends := !l.Exists || l.Ending || l.Terminal || broken(goneMeansForGood)
-`},
-	{"node.go", `bar := !l.Barred
-`, `bar := !l.Barred && !broken(goneMeansBarred)
-`},
+		`case d.toldTo(p.Addr, p.PodUID) && !broken(toldIsTaken):`},
+	{"node.go", `l.Ending || l.Terminal || l.Ended }`,
+		`l.Ending || l.Terminal || l.Ended && !broken(endedOnce) || broken(goneMeansForGood) }`},
 	{"node.go", `case l.Found && l.IP == nil:`, `case l.Found && (l.IP == nil || broken(foundCounts)):`},
-	{"node.go", `case l.Netns && !l.Exists && !mine:`, `case l.Netns && !l.Exists && !mine && !broken(strangersGoDown):`},
-	{"node.go", `case l.LookUpNode() && l.Off:`, `case l.LookUpNode() && l.Off && !broken(offGoesDown):`},
-	{"node.go", `	case l.Netns && (lacks(Bound)`, `	case l.Netns && broken(goneMeansNamespace) && ends && lacks(Retained):
-		return Action{Report: Retained, Bar: bar}
-	case l.Netns && (lacks(Bound)`},
-	{"node.go", `Checked: r.Epoch != checked}`, `Checked: r.Epoch != checked && !broken(recallMeansChecked)}`},
+	{"node.go", `case l.ends() && !l.Netns:`, `case l.ends() && (!l.Netns || broken(goneMeansNamespace)):`},
+	{"node.go", `case l.Elsewhere, foreign,`, `case !broken(strangersGoDown) && (l.Elsewhere || foreign),`},
+	{"node.go", `l.deleted() && l.Off:
+`, `l.deleted() && l.Off && !broken(offGoesDown):
+`},
+	{"node.go", `	case r == nil, r.Recalling,`, `	case broken(shutIsHeeded):
+		return Sure
+	case r == nil, r.Recalling,`},
 	{"wake.go", `	for pool := range w.lines.stirred {
 `, `	for pool := range w.lines.stirred {
 		if broken(roomWakes) {
@@ -207,8 +181,8 @@ var broke = []struct{ file, is, becomes string }{
 		if broken(observedSinceEnd) {
 			break
 		} //`},
-	{"objects.go", `p.Adopted && p.StatusUID != p.PodUID }`,
-		`p.Adopted && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
+	{"objects.go", `p.adopted() && p.StatusUID != p.PodUID }`,
+		`p.adopted() && p.StatusUID != p.PodUID && !broken(importsAreConfirmed) }`},
 	{"write.go", `is.Node == c.Away.Node && (`, `is.Node == c.Away.Node && !broken(laterPodsHaveIt) && (`},
 	{"calico.go", `const addGivenUp = 10 * time.Minute
 `, `var addGivenUp = 10 * time.Minute

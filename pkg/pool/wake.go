@@ -153,7 +153,7 @@ func (w *waiting) WakeAll() {
 func (w *waiting) WakeWaiting() {
 	for uid := range w.waits {
 		p := w.pods[uid]
-		if _, inLine := w.lines.queued[uid]; !inLine || p.takesAny() {
+		if _, inLine := w.lines.pools[uid]; !inLine || p.takesAny() {
 			w.wake(p.Key())
 		}
 	}
@@ -203,15 +203,6 @@ func (w *waiting) wakeAddress(a netip.Addr) {
 func (w *waiting) wakeMoved(p *PodIP) {
 	w.wakeAddress(p.Addr)
 	w.wake(KeyOfPool(p.Pool), Key{Kind: KeyPod, Namespace: p.Namespace, Name: p.PodName})
-}
-
-// wakeDisputed wakes what waits because machines answer for too many addresses of a pool: they have one less.
-func (w *waiting) wakeDisputed(pool string) {
-	for a, p := range w.disputes {
-		if p.Pool == pool {
-			w.wake(KeyOfAddress(a))
-		}
-	}
 }
 
 // wakeBorne wakes the addresses that a pod bears upon.

@@ -23,9 +23,7 @@ func TestAPodThatTakesAnyAddressIsWokenForItsOwn(t *testing.T) {
 			c.change(&owner)
 			b.SetPodIP(PodIP{Addr: a, UID: "ip", Version: "1", Pool: "p", Namespace: owner.Namespace, PodName: owner.Name,
 				Identity: owner.Identity, PodUID: "before", Network: "net", Interface: "eth0", Keep: owner.Keep, Held: true,
-				Phase: Retained, StatusUID: "before", Since: noon})
-			// After a restore only nodes can tell where the pod before was, and one of them says that it is there.
-			b.SetReport(Report{Node: "n1", Round: 1, Held: []Held{{Addr: a, UID: "before"}}})
+				Phase: Bound, StatusUID: "before", Node: "n1", Since: noon})
 			p := *b.Pool("p")
 			p.Disabled = true
 			b.SetPool(p)
@@ -33,7 +31,9 @@ func TestAPodThatTakesAnyAddressIsWokenForItsOwn(t *testing.T) {
 				t.Fatalf("it gets %s: %+v", got, plan)
 			}
 			b.Woken(noon)
-			b.SetReport(Report{Node: "n1", Round: 2})
+			ended := *b.PodIP(a)
+			ended.Phase, ended.Version = Retained, "2"
+			b.SetPodIP(ended)
 			woken := false
 			for _, k := range b.Woken(noon) {
 				woken = woken || k == owner.Key()

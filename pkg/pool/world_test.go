@@ -169,18 +169,11 @@ type node struct {
 
 	view      map[UID]Pod // of kubelet
 	sandboxes map[UID]*sandbox
-	// The node's book, and what the agent keeps beside it; on disk.
-	book    map[UID][]Address
-	owners  map[UID]Pod
-	barred  map[UID]bool
-	checked int64
-	seen    map[UID][]Address // since checked, and with which addresses
-	// wiped: the state directory was emptied, and the agent has yet to notice: until then the plugin gives no address of a
-	// pool. vouches: it has, and until the next boot an ADD needs its word.
-	wiped, vouches bool
-	// lost: the state directory was emptied in this boot. unsuspecting: the agent cannot tell, since its report went with
-	// the Node. It takes down a pod that has ended once it has heard of that, not before (docs/pools.md, Limits).
-	lost, unsuspecting bool
+	owners    map[UID]Pod
+	grants    map[UID][]Address // gone with a boot
+	ended     map[UID]bool      // what the agent has ended since it runs
+	// audit is the PodIPAudit as the agent has it, newest the newest that it has seen since it runs.
+	audit, newest Audit
 	// orphan: the node's report is that of an earlier Node, and is about to be deleted with it.
 	orphan bool
 	// starting are sandboxes that were created for a pod as kubelet saw it then, before their ADD.
@@ -191,8 +184,7 @@ type node struct {
 	adds    []reading // ADDs under way
 	notes   []noting  // those of them that have allocated addresses
 
-	probed map[UID]bool       // it found nobody else
-	found  map[UID]netip.Addr // what somebody else has
+	found map[UID]netip.Addr // what somebody else has
 
 	sees  map[UID]Pod // the agent's watch
 	known map[UID]bool
@@ -250,9 +242,8 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 		Addresses: []string{"fd00::1-fd00::4"}}})
 	for i := range 2 + r.IntN(2) {
 		n := &node{name: fmt.Sprintf("n%d", i+1), on: true, kubelet: true, agent: true, data: true,
-			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, book: map[UID][]Address{}, owners: map[UID]Pod{},
-			barred: map[UID]bool{}, probed: map[UID]bool{}, found: map[UID]netip.Addr{},
-			seen: map[UID][]Address{}, sees: map[UID]Pod{}, known: map[UID]bool{}, starting: map[UID]Pod{}}
+			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, grants: map[UID][]Address{}, owners: map[UID]Pod{},
+			ended: map[UID]bool{}, found: map[UID]netip.Addr{}, sees: map[UID]Pod{}, known: map[UID]bool{}, starting: map[UID]Pod{}}
 		w.nodes = append(w.nodes, n)
 		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
 	}
@@ -325,6 +316,13 @@ func (w *world) Node(_ context.Context, name string) (*Node, error) {
 	return nil, nil
 }
 
+func (w *world) PodIP(_ context.Context, a netip.Addr) (*PodIP, error) {
+	if p, ok := w.ips.objs[a.String()]; ok {
+		return &p, nil
+	}
+	return nil, nil
+}
+
 func (w *world) Nodes(context.Context) ([]string, error) { return w.hosts.keys(), nil }
 func (w *world) Audit(context.Context) (Audit, error)    { return w.audit, nil }
 func (w *world) Now() time.Time                          { return w.now.Add(w.skew) }
@@ -391,15 +389,15 @@ func (w *world) applied(wr Write) error {
 			return err
 		}
 		is.Phase, is.StatusUID, is.Node, is.Since = wr.PodIP.Phase, wr.PodIP.StatusUID, wr.PodIP.Node, wr.PodIP.Since
-		if is.PodCIDR = wr.PodIP.PodCIDR; is.Phase == Allocated && is.PodCIDR.IsValid() {
+		if is.PodCIDR = wr.PodIP.PodCIDR; is.Phase == Bound && is.PodCIDR.IsValid() && !w.runs(is.PodUID) {
 			w.early++
 		}
-		if is.Conflict = wr.PodIP.Conflict; is.Phase != Allocated {
-			is.Conflict = ""
+		if is.Conflict = wr.PodIP.Conflict; is.Conflict != "" {
+			w.conflicts++
 		}
 		is.Version = w.version()
 		w.ips.put(is.Addr.String(), is)
-		if is.Adopted && is.Mode == Calico && is.Phase == Bound { // from now on it is promised
+		if is.adopted() && is.Mode == Calico && is.Phase == Bound { // from now on it is promised
 			w.placed[placement{is.Addr, is.PodUID}] = true
 			w.calico.confirmed++
 		}
@@ -428,11 +426,6 @@ func (w *world) applied(wr Write) error {
 		is, ok := w.pods.objs[wr.Name]
 		if !ok || is.UID != wr.UID {
 			return errConflict
-		}
-		for _, ip := range w.ips.objs {
-			if ip.PodUID == wr.UID && ip.conflicts() && !is.Ending {
-				w.conflicts++
-			}
 		}
 		// After a restore a pod may be known without the node that it was bound to, or its end: what was decided before is
 		// right.
@@ -492,7 +485,7 @@ func (w *world) mayEnd(is PodIP) {
 	next, there := w.pods.objs[is.PodName]
 	switch {
 	case wl == nil || wl.gone, w.restored:
-	case !is.Keep.WhileOwned, is.StatusUID == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
+	case !is.Keep.WhileOwned, is.StatusUID == "", is.Release, w.wanted(&is) > Wants:
 	case there && next.Assigned != nil && !next.has(is.Addr):
 	case w.now.Sub(wl.scaled) < time.Minute, !w.sent.IsZero() && w.sent.Sub(wl.scaled) < time.Minute:
 		// It was unwanted when that was decided.
@@ -560,8 +553,8 @@ func describe(wr Write) string {
 	case CreateIP:
 		return fmt.Sprintf("create %s for %s %s", wr.PodIP.Addr, wr.PodIP.PodName, wr.PodIP.PodUID)
 	case UpdateIP:
-		return fmt.Sprintf("update %s@%s: %s %s, held %t, %q", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodName,
-			wr.PodIP.PodUID, wr.PodIP.Held, wr.PodIP.Quarantine.Reason)
+		return fmt.Sprintf("update %s@%s: %s %s, held %t", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodName,
+			wr.PodIP.PodUID, wr.PodIP.Held)
 	case StatusIP:
 		return fmt.Sprintf("status %s@%s: %s %s on %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.Phase, wr.PodIP.StatusUID,
 			wr.PodIP.Node)
@@ -576,8 +569,7 @@ func describe(wr Write) string {
 	case EndPod:
 		return fmt.Sprintf("end %s %s", wr.Name, wr.UID)
 	case WriteAudit:
-		return fmt.Sprintf("audit@%s: round %d for %v, epoch %d, recalling %t", wr.Audit.Version, wr.Audit.Round%1e12,
-			slices.Sorted(maps.Keys(wr.Audit.Asked)), wr.Audit.Epoch%1e12, wr.Audit.Recalling)
+		return fmt.Sprintf("audit@%s: epoch %d, recalling %t", wr.Audit.Version, wr.Audit.Epoch%1e12, wr.Audit.Recalling)
 	}
 	return fmt.Sprintf("%T%+v", wr, wr)
 }
@@ -603,10 +595,8 @@ type answering struct {
 // Also what it says of a pod that was bound and deleted before the controller that decides could see where: one that
 // has just begun, or whose watch was interrupted.
 //
-// Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a machine that runs
-// on and whose Node was deleted has lost with both what its agent had heard, and that it has lost it. Of a sandbox
-// between its creation, its ADD and its first answer it excuses nothing but that the agent of a node which is wrongly
-// said to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that
+// Of a sandbox between its creation, its ADD and its first answer it excuses nothing but that the agent of a node which is
+// wrongly said to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that
 // took longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
 func (w *world) oracle() {
 	all := w.scratch[:0]
@@ -615,7 +605,7 @@ func (w *world) oracle() {
 			continue
 		}
 		for uid, s := range n.sandboxes {
-			if (n.lied || n.unsuspecting) && !n.heard[uid] || s.collected {
+			if n.lied && !n.heard[uid] || s.collected {
 				continue
 			}
 			for _, a := range s.has {
@@ -650,6 +640,11 @@ func (w *world) oracle() {
 			w.failf("%s is doubled: %s on %s and %s on %s", x.addr, y.uid, y.node, x.uid, x.node)
 		}
 	}
+}
+
+// runs reports whether a pod has a sandbox.
+func (w *world) runs(uid UID) bool {
+	return slices.ContainsFunc(w.nodes, func(n *node) bool { return n.sandboxes[uid] != nil })
 }
 
 // nodeOf returns the node that a pod has in the cluster, empty if it has none, or does not exist.

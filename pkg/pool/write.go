@@ -88,6 +88,8 @@ type Live interface {
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)
 	// Node returns a node, nil if there is none.
 	Node(ctx context.Context, name string) (*Node, error)
+	// PodIP returns the PodIP of an address, nil if there is none.
+	PodIP(ctx context.Context, a netip.Addr) (*PodIP, error)
 	// Nodes returns the names of all nodes.
 	Nodes(ctx context.Context) ([]string, error)
 	// Audit returns what nodes are asked; without a Version there is none.
@@ -105,8 +107,6 @@ type Check struct {
 	// Gone is a pod that must not exist (any more), There a pod that must exist, not be ending, and have no node if it is
 	// known without one.
 	Gone, There *Pod
-	// Over is a pod that must not exist, or must have succeeded or failed.
-	Over *Pod
 	// Away names pods of which none may be on its node, but for one that was told of other addresses than ReportedIP.
 	Away *Pod
 	// Starting is a pod that must be on its node, and whose sandbox has the address neither by kubelet nor by Calico's
@@ -116,6 +116,8 @@ type Check struct {
 	Off string
 	// Among are nodes besides which there must be no other.
 	Among []string
+	// Others is an address that must be another pod's than There by its PodIP, the zero Addr if none must.
+	Others netip.Addr
 	// Free is an address that must be free by Calico's IPAM, the zero Addr if none must.
 	Free netip.Addr
 	// Since is the audit that was known: the API server must not have forgotten anything since, nor anything that this
@@ -140,7 +142,6 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		why   string
 	}{
 		{c.Gone, func(is *Pod) bool { return is != nil && is.UID == c.Gone.UID }, "exists"},
-		{c.Over, func(is *Pod) bool { return is != nil && is.UID == c.Over.UID && !is.Terminal }, "has not ended"},
 		{c.There, func(is *Pod) bool {
 			return !is.alive() || is.UID != c.There.UID || c.There.Node == "" && is.Node != ""
 		}, "has ended, or has a node"},
@@ -184,6 +185,15 @@ func (c Check) holds(ctx context.Context, live Live) error {
 			if !among[node] {
 				return fmt.Errorf("node %s is new: %w", node, ErrStale)
 			}
+		}
+	}
+	if c.Others.IsValid() {
+		is, err := live.PodIP(ctx, c.Others)
+		if err != nil {
+			return err
+		}
+		if is == nil || is.PodUID == c.There.UID {
+			return fmt.Errorf("%s is no other pod's: %w", c.Others, ErrStale)
 		}
 	}
 	if c.Free.IsValid() {
