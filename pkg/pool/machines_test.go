@@ -406,45 +406,42 @@ func (w *world) local(n *node, uid UID, a netip.Addr, pod Pod, exists, found boo
 
 func (w *world) doubt(n *node) Doubt {
 	doubt := DoubtOf(&n.audit, n.newest, w.said.objs[n.name].Epoch, w.now)
-	n.newest = newest(n.newest, n.audit)
+	n.newest = Newest(n.newest, n.audit)
 	return doubt
 }
 
-// newest is the audit of two that was written later.
-func newest(x, y Audit) Audit {
-	if y.Marks >= x.Marks {
-		return y
-	}
-	return x
-}
-
-// tend is an agent that does what is to be done about a pod and its addresses. The grant comes once all of them are
-// named.
+// tend is an agent that does what is to be done about a pod and its addresses. No node is named unless all addresses may
+// be granted, and the grant comes once it is named for all.
 func (w *world) tend(n *node, uid UID, has []Address, pod Pod, exists, found bool) {
-	grants := 0
-	for _, h := range has {
-		local := w.local(n, uid, h.Prefix.Addr(), pod, exists, found)
-		action := NextAction(local)
+	locals, actions := make([]Local, len(has)), make([]Action, len(has))
+	all := len(has) > 0
+	for i, h := range has {
+		locals[i] = w.local(n, uid, h.Prefix.Addr(), pod, exists, found)
+		actions[i] = NextAction(locals[i])
+		all = all && (actions[i].Grant || locals[i].Granted && actions[i] == (Action{}))
+	}
+	for i, action := range actions {
+		if action.Grant && !all {
+			continue
+		}
 		if action.Revoke && n.grants[uid] != nil {
 			w.logf("%s: the grant of %s is revoked", n.name, uid)
 			delete(n.grants, uid)
 		}
 		w.takeDown(n, uid, action.Down)
-		if action.Report != "" {
-			ip := *local.IP
-			ip.Phase, ip.StatusUID, ip.Node, ip.Since, ip.Conflict = action.Report, uid, n.name, w.now, local.Conflict
-			if ip.PodCIDR = local.PodCIDR; action.Report == Retained {
-				ip.PodCIDR, n.ended[uid] = netip.Prefix{}, true
-			}
-			if w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name}) != nil && !broken(writesCome) {
-				return
-			}
+		if action.Report == "" {
+			continue
 		}
-		if action.Grant || n.grants[uid] != nil && !action.Revoke {
-			grants++
+		ip := *locals[i].IP
+		ip.Phase, ip.StatusUID, ip.Node, ip.Since, ip.Conflict = action.Report, uid, n.name, w.now, locals[i].Conflict
+		if ip.PodCIDR = locals[i].PodCIDR; action.Report == Retained {
+			ip.PodCIDR, n.ended[uid] = netip.Prefix{}, true
+		}
+		if w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name}) != nil && !broken(writesCome) {
+			return
 		}
 	}
-	if grants > 0 && grants == len(has) && n.grants[uid] == nil {
+	if all && n.grants[uid] == nil {
 		w.logf("%s: %s is granted %v", n.name, uid, has[0].Prefix.Addr())
 		n.grants[uid] = has
 	}
@@ -1350,12 +1347,12 @@ func (w *world) explained() {
 		}
 		if !p.Gated && p.Assigned != nil {
 			n := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == p.Node })]
-			if s := n.sandboxes[p.UID]; (s == nil || !s.up) && !w.hidden(n, p) && !w.blocked(p) {
+			if s := n.sandboxes[p.UID]; (s == nil || !s.up) && p.Node != w.lied && !w.hidden(n, p) && !w.blocked(p) {
 				w.failf("pod %s %s does not run", key, p.UID)
 			}
 			for _, a := range p.Assigned {
 				ip := w.ips.objs[a.Prefix.Addr().String()]
-				if ip.PodUID != p.UID {
+				if ip.PodUID != p.UID && p.Node != w.lied {
 					w.failf("pod %s %s has %s, which is not its own", key, p.UID, a.Prefix.Addr())
 				}
 				if ip.Mode == Routed && (ip.StatusUID != p.UID || ip.PodCIDR != n.routes(ip.Addr)) {

@@ -142,10 +142,18 @@ const (
 // it has seen, reported the epoch for which this node has reported.
 func DoubtOf(r *Audit, seen Audit, reported int64, now time.Time) Doubt {
 	switch {
-	case r == nil, r.Recalling, now.Sub(r.Mark) > MarkLost, r.older(seen):
+	case r == nil, r.Recalling, now.Sub(r.Mark) > MarkLost, r.Epoch <= seen.Epoch && r.older(seen):
 		return Doubted
 	case reported != r.Epoch:
 		return Unasked
 	}
 	return Sure
+}
+
+// Newest returns the audit of two that counts for what an agent has seen: of a later epoch, or marked more often.
+func Newest(x, y Audit) Audit {
+	if y.Epoch > x.Epoch || y.Epoch == x.Epoch && y.Marks >= x.Marks {
+		return y
+	}
+	return x
 }
