@@ -19,12 +19,12 @@ type AddRequest struct {
 	// Requested are addresses that the result must have, at most one per range set.
 	Requested []netip.Addr
 	// Pool are addresses of pools, which the cluster has given to the pod: the attachment gets these and no others, in the
-	// ranges or not, and nothing is promised. PoolText is the text that says so, of the annotation or the agent's file.
+	// ranges or not, and nothing is promised. PoolText is the grant that says so: it must be there, with the very text.
 	Pool     []netip.Addr
 	PoolText string
 }
 
-// Patience is the longest that an ADD waits, in all, for its predecessor and for what the agent says of its pod: a
+// Patience is the longest that an ADD waits, in all, for its predecessor and for the agent to grant its addresses: a
 // longer wait can hold up the runtime's other calls, and kubelet tries again every 12 to 14 s.
 const Patience = 3 * time.Second
 
@@ -36,7 +36,7 @@ const Pause = 50 * time.Millisecond
 // durable when Add returns. After an error nothing is allocated.
 //
 // Errors: ErrInUse if the predecessor did not go in time; ErrFull; ErrNotAvailable for a requested address;
-// ErrDuplicate; ErrNetnsGone; ErrNewer; with addresses of pools ErrBarred and ErrUnseen. Any other is the disk's.
+// ErrDuplicate; ErrNetnsGone; ErrNewer; with addresses of pools ErrNotGranted. Any other is the disk's.
 func (l *Ledger) Add(req AddRequest) (*Result, error) {
 	var waited time.Duration
 	for {
@@ -57,9 +57,9 @@ func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err er
 		return nil, false, err
 	}
 	defer s.end()
-	// 2. Ask the agent's files whether the pod may have addresses of pools.
+	// 2. Addresses of pools need a grant.
 	if len(req.Pool) > 0 {
-		if err := admit(req, s.mailbox, s.now.BootID); err != nil {
+		if err := admit(req, s.grants); err != nil {
 			return nil, false, err
 		}
 	}

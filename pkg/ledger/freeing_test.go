@@ -111,7 +111,8 @@ func TestAnAddTellsOfWhatItFreesOfADeadOne(t *testing.T) {
 	n := *w.net
 	req := AddRequest{
 		Attachment: w.newContainer(), Netns: w.newNetns(), Policy: &retention.Policy{}, Pool: pooledBoth[:1],
-		Pod: Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)},
+		PoolText: "text",
+		Pod:      Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)},
 	}
 	if _, err := New(&n, o).Add(req); !errors.Is(err, refused) {
 		t.Fatalf("%v; want that it was refused", err)

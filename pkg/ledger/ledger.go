@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/disk"
-	"github.com/stayput/stayput/pkg/mailbox"
+	"github.com/stayput/stayput/pkg/grants"
 )
 
 // The defaults of a Network: host-local's directory and ours.
@@ -96,7 +96,7 @@ type Ledger struct {
 	sleep      func(time.Duration)
 	patience   time.Duration
 	freeing    func([]netip.Addr) error
-	mailbox    mailbox.Box
+	grants     grants.Dir
 }
 
 // New returns the ledger of a network as its CNI configuration describes it. It does not touch the disk.
@@ -113,7 +113,7 @@ func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 func newLedger(n *Network, o Options) *Ledger {
 	o.setDefaults()
 	l := &Ledger{writer: writer{files{fs: o.FS}}, net: n, clock: o.Clock, netns: o.Netns, sleep: o.Sleep}
-	l.patience, l.freeing, l.mailbox = o.Patience, o.Freeing, o.Mailbox()
+	l.patience, l.freeing, l.grants = o.Patience, o.Freeing, o.Grants()
 	if n.DataDir == "" {
 		n.DataDir = DefaultDataDir
 	}

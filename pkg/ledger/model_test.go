@@ -74,7 +74,7 @@ var deeds = []struct {
 	{2, func(w *world, r *rand.Rand) { w.addAgain(pickOne(r, w.known)) }},
 	{3, func(w *world, r *rand.Rand) { w.addBlindly(r) }},
 	{8, func(w *world, r *rand.Rand) { w.addPooledSomewhere(r) }},
-	{1, func(w *world, r *rand.Rand) { w.barSome(r) }},
+	{1, func(w *world, r *rand.Rand) { w.revokeSome(r) }},
 	{4, func(w *world, r *rand.Rand) { w.wipeSome(r) }},
 	{4, func(w *world, r *rand.Rand) { w.hostLocalAdd() }},
 	{4, func(w *world, r *rand.Rand) { w.hostLocalDel(pickOne(r, w.known)) }},

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/disk"
-	"github.com/stayput/stayput/pkg/mailbox"
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
@@ -43,12 +43,15 @@ func (w *world) addPooled(
 		l := w.live[s.att]
 		return err != nil || w.raw || s.state == slotBound && (l == nil || l.foreign || l.vague || w.alive(l.netns))
 	})
-	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: p, Netns: ns, Policy: policy, Pool: addrs})
+	if !w.revoked[uid] {
+		w.grant(uid, "text")
+	}
+	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: p, Netns: ns, Policy: policy, Pool: addrs, PoolText: "text"})
 	w.logf("ADD %s %s of pools %v -> %v %v", att, p, addrs, addrsOf(r), err)
 	switch {
-	case errors.Is(err, ErrBarred):
-		if !w.barred[uid] {
-			w.failf("%s is not barred", p)
+	case errors.Is(err, ErrNotGranted):
+		if !w.revoked[uid] {
+			w.failf("%s is granted its addresses", p)
 		}
 		return err
 	case errors.Is(err, ErrInUse):
@@ -65,8 +68,8 @@ func (w *world) addPooled(
 		w.failf("ADD of %s failed: %v", p, err)
 	}
 	w.raw = false
-	if w.barred[uid] {
-		w.failf("%s is barred and got %v", p, r.Addrs)
+	if w.revoked[uid] {
+		w.failf("%s is granted nothing and got %v", p, r.Addrs)
 	}
 	if !slices.Equal(r.Addrs, addrs) || r.Promised || r.Restored {
 		w.failf("%s got %+v", p, r)
@@ -93,6 +96,16 @@ func (w *world) addPooled(
 	delete(w.freed, key)
 	w.live[att] = &liveAttachment{pod: Pod{Namespace: "default", Name: pod}, policy: ordinary, addrs: addrs, netns: ns}
 	return nil
+}
+
+// grant is an agent that grants a pod what a text says.
+func (w *world) grant(uid int, text string) {
+	w.t.Helper()
+	defer func(before func(string, string) error) { w.fs.before = before }(w.fs.before)
+	w.fs.before = nil // it is another process
+	pending, err := w.options().Grants().Begin(uidOf(uid), text)
+	must.Do(w.t, err)
+	must.Do(w.t, pending.Finish())
 }
 
 // addVictimPooled is an ADD of the victim, which ends what its pod was promised from the call on.
@@ -227,30 +240,26 @@ func (w *world) addPooledSomewhere(r *rand.Rand) {
 	w.expire() // the agent makes the claim again of which only a record is left
 }
 
-// barSome is an agent that bars a pod: from then on it gets no address, and what it has is told.
-func (w *world) barSome(r *rand.Rand) {
+// revokeSome is an agent that revokes a grant: from then on the pod gets no address, and what it has is told.
+func (w *world) revokeSome(r *rand.Rand) {
 	uid := r.IntN(6)
-	if w.barred == nil {
-		w.barred = map[int]bool{}
+	if w.revoked == nil {
+		w.revoked = map[int]bool{}
 	}
 	if r.IntN(2) == 0 {
-		at := r.IntN(8)
-		if w.killAt(at, func() { _, _ = Bar(w.options(), uidOf(uid)) }) {
-			w.logf("bar of %d killed at %d", uid, at)
+		at := r.IntN(4)
+		if w.killAt(at, func() { _, _ = Revoke(w.options(), uidOf(uid)) }) {
+			w.logf("revocation of %d killed at %d", uid, at)
 		}
 	}
-	_, err := Bar(w.options(), uidOf(uid))
-	w.logf("bar %d -> %v", uid, err)
+	_, err := Revoke(w.options(), uidOf(uid))
+	w.logf("revoke %d -> %v", uid, err)
 	if err != nil {
-		w.failf("Bar: %v", err)
+		w.failf("Revoke: %v", err)
 	}
-	w.barred[uid] = true
-	if len(w.barred) == 6 { // other pods come
-		for uid := range w.barred {
-			must.Do(w.t, w.fs.Remove("/state/pools/"+uidOf(uid)+".barred"))
-		}
-		clear(w.barred)
-		must.Do(w.t, w.fs.SyncDir("/state/pools"))
+	w.revoked[uid] = true
+	if len(w.revoked) == 6 { // other pods come
+		clear(w.revoked)
 	}
 }
 
@@ -258,16 +267,25 @@ func (w *world) options() Options {
 	return Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: w.netns}
 }
 
-// What the agent reported must hold: no crash at any moment lifts a bar, and none lets an ADD slip by.
-func TestABarHoldsFromTheMomentThatItIsToldOf(t *testing.T) {
+func (w *world) addGranted(text string) error {
+	_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Netns: w.newNetns(), Pool: pooledFirst,
+		PoolText: text, Pod: Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)}})
+	return err
+}
+
+// What the agent reported must hold: no crash at any moment brings a revoked grant back.
+func TestARevokedGrantStaysRevoked(t *testing.T) {
 	for n, hit := 0, true; hit; n++ {
 		for _, keep := range []string{"", "durable", "all", "torn", "mixed"} {
 			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 			w.add("job", ordinary)
+			w.grant(1, "text")
+			_, err := w.options().Grants().Begin(uidOf(1), "text")
+			must.Do(t, err)
 			told := false
 			hit = w.killAt(n, func() {
-				if has, err := Bar(w.options(), uidOf(1)); err != nil || len(has) > 0 {
-					w.failf("Bar: %v, %v", has, err)
+				if has, err := Revoke(w.options(), uidOf(1)); err != nil || len(has) > 0 {
+					w.failf("Revoke: %v, %v", has, err)
 				}
 				told = true
 			})
@@ -275,98 +293,119 @@ func TestABarHoldsFromTheMomentThatItIsToldOf(t *testing.T) {
 				w.fs.lose(keep, rand.New(rand.NewPCG(uint64(n), 0)))
 				w.boot(time.Minute)
 			}
-			_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Netns: w.newNetns(), Pool: pooledFirst,
-				Pod: Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)}})
-			if !errors.Is(err, ErrBarred) && (told || err != nil) {
-				w.failf("ADD after the bar, of which the cluster was told (%t): %v", told, err)
+			if err := w.addGranted("text"); !errors.Is(err, ErrNotGranted) && (told || keep != "" || err != nil) {
+				w.failf("ADD after a revocation (told: %t): %v", told, err)
 			}
 		}
 	}
 }
 
-func (w *world) barPath(uid int) string { return "/state/pools/" + uidOf(uid) + ".barred" }
+func TestAnADDNeedsAGrantOfThisBootWithItsVeryText(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	w.add("job", ordinary)
+	refused := func(what, text string) {
+		t.Helper()
+		if err := w.addGranted(text); !errors.Is(err, ErrNotGranted) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	refused("no grant", "")
+	_, err := w.options().Grants().Begin(uidOf(1), "text")
+	must.Do(t, err)
+	refused("a grant that is not finished", "text")
+	w.grant(1, "text")
+	refused("another text", "other text")
+	w.boot(time.Minute)
+	refused("a grant of another boot", "text")
+	w.grant(1, "text")
+	must.Do(t, w.addGranted("text"))
+}
 
-// An ADD that did not see the bar is seen by it.
-func TestAnADDThatDidNotSeeTheBarIsTold(t *testing.T) {
+func TestARevocationTellsWhatThePodHas(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	att := withPool(w, "web-0", pooledBoth)
-	has, err := Bar(w.options(), uidOf(1))
+	has, err := Revoke(w.options(), uidOf(1))
 	if err != nil || len(has) != 2 || has[0].Attachment != att || has[0].Pod.UID != uidOf(1) {
-		t.Fatalf("the bar tells %+v, %v", has, err)
+		t.Fatalf("the revocation tells %+v, %v", has, err)
 	}
-	// And where the bar cannot know, it says so: what it cannot read is no reason.
+	// And where it cannot know, it says so: what it cannot read is no reason.
+	w.grant(1, "text")
 	w.fs.before = func(string, string) error { return unix.EIO }
-	if _, err := Bar(w.options(), uidOf(2)); !errors.Is(err, unix.EIO) {
-		t.Fatalf("Bar on a broken disk: %v", err)
+	if _, err := Revoke(w.options(), uidOf(1)); !errors.Is(err, unix.EIO) {
+		t.Fatalf("Revoke on a broken disk: %v", err)
 	}
 	w.fs.before = nil
-	if _, err := Bar(w.options(), "../x"); err == nil || !strings.Contains(err.Error(), "K8S_POD_UID") {
-		t.Fatalf("Bar of a hostile UID: %v", err)
+	if _, err := Revoke(w.options(), "../x"); err == nil || !strings.Contains(err.Error(), "K8S_POD_UID") {
+		t.Fatalf("Revoke of a hostile UID: %v", err)
+	}
+}
+
+// during calls a function once, before an ADD writes the first address file.
+type during struct {
+	disk.FS
+	dir  string
+	then func()
+}
+
+func (d *during) WriteFile(path string, data []byte, mode uint32) error {
+	if strings.HasPrefix(path, d.dir) && d.then != nil {
+		then := d.then
+		d.then = nil
+		then()
+	}
+	return d.FS.WriteFile(path, data, mode)
+}
+
+// An ADD that has read its grant, and not given the addresses yet, is waited for.
+func TestARevocationWaitsForAnADDThatIsUnderWay(t *testing.T) {
+	o := Options{StateDir: t.TempDir()}
+	n := testNetwork("10.1.0.0/28", "")
+	n.DataDir = t.TempDir()
+	ledger := New(n, o)
+	must.Do(t, ledger.Prepare())
+	pending, err := o.Grants().Begin(uidOf(1), "text")
+	must.Do(t, err)
+	must.Do(t, pending.Finish())
+
+	told := make(chan []Address, 1)
+	adding := o
+	adding.FS = &during{disk.Local{}, n.DataDir, func() {
+		go func() {
+			has, err := Revoke(o, uidOf(1))
+			if err != nil {
+				t.Errorf("Revoke: %v", err)
+			}
+			told <- has
+		}()
+		for text := "text"; text != ""; {
+			var err error
+			if text, err = o.Grants().Granted(uidOf(1)); err != nil {
+				t.Errorf("Granted: %v", err)
+				return
+			}
+		}
+	}}
+	_, err = New(n, adding).Add(AddRequest{Attachment: Attachment{"c-1", "eth0"}, Pool: pooledFirst, PoolText: "text",
+		Pod: Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)}})
+	must.Do(t, err)
+	if has := <-told; len(has) != 1 || has[0].Addr != pooledFirst[0] {
+		t.Errorf("the revocation tells %+v, want %v", has, pooledFirst)
 	}
 }
 
 // Who removes the description of a network hides its addresses: that a pod has none of them is not known then.
-func TestABarIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
+func TestARevocationIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	withPool(w, "web-0", pooledFirst)
 	info := w.ledger().inState(infoName)
 	must.Do(t, w.fs.Remove(info))
-	for what, err := range map[string]error{
-		"a bar":    func() error { _, err := Bar(w.options(), uidOf(1)); return err }(),
-		"an epoch": BeginEpoch(w.options(), 9, false),
-	} {
-		if !errors.Is(err, ErrUndescribed) {
-			t.Errorf("%s: %v, want %v", what, err, ErrUndescribed)
-		}
+	if _, err := Revoke(w.options(), uidOf(1)); !errors.Is(err, ErrUndescribed) {
+		t.Errorf("Revoke: %v, want %v", err, ErrUndescribed)
 	}
 	must.Do(t, w.fs.Remove(w.ledger().marker())) // as the error says
 	must.Do(t, w.ledger().Prepare())
-	if _, err := Bar(w.options(), uidOf(1)); err != nil {
+	if _, err := Revoke(w.options(), uidOf(1)); err != nil {
 		t.Error(err)
-	}
-}
-
-// After a restore of the cluster an ADD needs the very text that the agent has seen since, until the next boot.
-func TestAnEpochForgetsEveryFileFirst(t *testing.T) {
-	for n, hit := 0, true; hit; n++ {
-		w := newWorld(t, testNetwork("10.1.0.0/28", ""))
-		must.Do(t, disk.MkdirAll(w.fs, "/state/pools"))
-		must.Do(t, w.fs.WriteFile("/state/pools/"+uidOf(1), []byte("text"), modeState))
-		done := false
-		hit = w.killAt(n, func() {
-			must.Do(t, BeginEpoch(w.options(), 9, n%2 == 0))
-			done = true
-		})
-		epoch, lost, err := Epoch(w.options())
-		must.Do(t, err)
-		if done && (epoch != 9 || lost != (n%2 == 0)) {
-			t.Fatalf("the epoch is %d, bars lost %t", epoch, lost)
-		}
-		if _, err := w.fs.Mode("/state/pools/" + uidOf(1)); epoch == 9 && err == nil {
-			t.Fatal("a file from before the epoch is there in the epoch")
-		}
-		if !done {
-			continue
-		}
-		add := func() error {
-			att, ns := w.newContainer(), w.newNetns()
-			_, err := w.ledger().Add(AddRequest{Attachment: att, Pod: Pod{"default", "web-0", uidOf(1)}, Netns: ns,
-				Pool: pooledFirst, PoolText: "text"})
-			return err
-		}
-		if err := add(); !errors.Is(err, ErrUnseen) {
-			t.Fatalf("ADD of a pod that nobody has seen: %v", err)
-		}
-		must.Do(t, w.fs.WriteFile("/state/pools/"+uidOf(1), []byte("other text"), modeState))
-		if err := add(); !errors.Is(err, ErrUnseen) {
-			t.Fatalf("ADD of a pod that was seen with another text: %v", err)
-		}
-		must.Do(t, w.fs.Remove("/state/pools/"+uidOf(1)))
-		w.boot(time.Minute)
-		must.Do(t, add())
-		if epoch, lost, err := Epoch(w.options()); err != nil || epoch != 0 || lost {
-			t.Fatalf("the epoch of another boot is %d, bars lost %t, %v", epoch, lost, err)
-		}
 	}
 }
 
@@ -381,7 +420,7 @@ func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, mailbox.Dir) }); i >= 0 {
+	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, grants.Name) }); i >= 0 {
 		t.Fatalf("it asks %s", c.calls[i])
 	}
 }
@@ -398,19 +437,17 @@ func TestWithoutRangesThereIsNoOrdinaryAddress(t *testing.T) {
 	w.check()
 }
 
-// The last ledger gone, what the agent said of pools goes too.
+// The last ledger gone, the grants go too.
 func TestUninstallTakesTheFilesOfPools(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	withPool(w, "web-0", pooledBoth)
-	_, err := Bar(w.options(), uidOf(2))
-	must.Do(t, err)
 	if left, err := RemoveState(w.options()); err != nil || left != 1 {
 		t.Fatalf("%d networks are left, %v", left, err)
 	}
-	if _, err := w.fs.Mode(w.barPath(2)); err != nil {
-		t.Fatalf("the bar is gone while a network is in use: %v", err)
+	if text, err := w.options().Grants().Granted(uidOf(1)); err != nil || text == "" {
+		t.Fatalf("while a network is in use, the grant is %q, %v", text, err)
 	}
-	_, err = w.ledger().Uninstall()
+	_, err := w.ledger().Uninstall()
 	must.Do(t, err)
 	if left, err := RemoveState(w.options()); err != nil || left != 0 {
 		t.Fatalf("%d networks are left, %v", left, err)

@@ -165,7 +165,7 @@ func RemoveState(o Options) (left int, err error) {
 		}
 	}
 	if left == 0 && len(errs) == 0 {
-		errs = append(errs, o.Mailbox().Remove())
+		errs = append(errs, o.Grants().Remove())
 	}
 	_ = o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
 	return left, errors.Join(errs...)

@@ -51,7 +51,7 @@ type world struct {
 	// time is the earliest that the network's time can be, and begun that at the first command of the boot; zero if
 	// nothing is known of it.
 	time, begun time.Time
-	barred      map[int]bool // pods by number
+	revoked     map[int]bool // pods by number, whose grants are
 	blindly     bool         // the command that runs sees no namespace, so that every predecessor may live
 }
 

@@ -12,7 +12,7 @@ import (
 // AnnotationAddresses has the addresses of pools that the cluster has given to a pod, written by the controller:
 //
 //	[{"network":"vlan10","interface":"net1","pool":"blue-v4","mode":"L2","address":"10.6.168.105/16",
-//	  "gateway":"10.6.0.1","routes":[{"dst":"10.9.0.0/16","gw":"10.6.0.2"}],"last":"node-2","guard":"…"}]
+//	  "gateway":"10.6.0.1","routes":[{"dst":"10.9.0.0/16","gw":"10.6.0.2"}],"last":"node-2"}]
 const AnnotationAddresses = "stayput.io/addresses"
 
 // annotationPools is the annotation by which a pod asks for addresses of pools, unless it is empty.
@@ -34,7 +34,7 @@ type Pools struct {
 	// Asked says that the pod asks for addresses of pools, maybe for another interface.
 	Asked bool
 	// AskedSpiderpool says that it does so by Spiderpool's annotations. They count only in a cluster that says so
-	// (mailbox.Served): elsewhere they are Spiderpool's own, or left over.
+	// (grants.Served): elsewhere they are Spiderpool's own, or left over.
 	AskedSpiderpool bool
 	// Network says that the network has no other addresses.
 	Network bool
@@ -84,8 +84,6 @@ type PoolAddress struct {
 	Routes  []map[string]any
 	Pool    string
 	Last    string // the node on which the address was used last, empty if it is new
-	// Guard names the policy by which only the controller could write this, empty if there was none.
-	Guard string
 	// Routed says that the nodes route the address, which is in no subnet. Prefix is the address alone; it has neither
 	// gateway nor routes, which are those of the node that has the pod.
 	Routed bool
@@ -233,12 +231,12 @@ func (c *Config) Bridge() (string, error) {
 func parsePoolAddress(o object) (a PoolAddress, network, ifname string, err error) {
 	fail := func(err error) (PoolAddress, string, string, error) { return PoolAddress{}, "", "", err }
 	text := map[string]string{}
-	for _, key := range []string{"network", "interface", "pool", "mode", "address", "gateway", "last", "guard"} {
+	for _, key := range []string{"network", "interface", "pool", "mode", "address", "gateway", "last"} {
 		if text[key], err = o.str(key); err != nil {
 			return fail(err)
 		}
 	}
-	a.Pool, a.Last, a.Guard = text["pool"], text["last"], text["guard"]
+	a.Pool, a.Last = text["pool"], text["last"]
 	if text["interface"] == "" {
 		return fail(o.wrong("interface", "the name of an interface", ""))
 	}

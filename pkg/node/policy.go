@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/retainedip"
@@ -150,15 +150,15 @@ func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []net
 }
 
 // pooled reports whether the cluster has given the attachment addresses of pools: by the pod's annotation or, if that
-// came after kubelet had seen the pod, by the file that the plugin had them from.
+// came after kubelet had seen the pod, by the grant.
 func (p *policies) pooled(at attached, s Sandbox) (bool, error) {
 	text, source := s.Annotations[netconf.AnnotationAddresses], "annotation "+netconf.AnnotationAddresses
-	if text == "" && mailbox.ValidPodUID(s.Pod.UID) == nil {
+	if text == "" && grants.ValidPodUID(s.Pod.UID) == nil {
 		var err error
-		if text, err = p.networks.ledgers.Mailbox().Pod(s.Pod.UID); err != nil {
+		if text, err = p.networks.ledgers.Grants().Granted(s.Pod.UID); err != nil {
 			return false, err
 		}
-		source, _ = p.networks.ledgers.Mailbox().PodPath(s.Pod.UID)
+		source = p.networks.ledgers.Grants().Path(s.Pod.UID)
 	}
 	if text == "" {
 		return false, nil

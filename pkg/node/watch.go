@@ -10,8 +10,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
 )
@@ -131,7 +131,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if w.reports.Keeps(e.Name) || name == mailbox.Dir {
+		if w.reports.Keeps(e.Name) || name == grants.Name {
 			return
 		}
 		w.agreed.void()

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -119,18 +118,13 @@ func (a *addition) plan() (err *Error) {
 	return err
 }
 
-// allocate has the ledger give the addresses. It waits for a predecessor, and for the agent to confirm the pod.
+// allocate has the ledger give the addresses. It waits for a predecessor.
 func (a *addition) allocate() (*ledger.Result, *Error) {
 	req := ledger.AddRequest{
 		Attachment: a.att, Pod: a.args.pod, Netns: a.ns, Policy: a.policy, Requested: a.requested,
 		Pool: a.pool.has(), PoolText: a.pool.text,
 	}
 	r, err := a.ledger().Add(req)
-	for errors.Is(err, ledger.ErrUnseen) && a.pool.left > 0 { // the agent learns of a pod when kubelet does
-		time.Sleep(ledger.Pause)
-		a.pool.left -= ledger.Pause
-		r, err = a.ledger().Add(req)
-	}
 	switch {
 	case errors.Is(err, ledger.ErrInUse):
 		a.ending = spool.AddInUse
@@ -216,7 +210,7 @@ func (c *call) netns() (ledger.Netns, *Error) {
 func addError(err error) *Error {
 	switch {
 	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable),
-		errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment), errors.Is(err, ledger.ErrBarred):
+		errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment):
 		return errorf(codeInternal, "%v", err)
 	case errors.Is(err, ledger.ErrNetnsGone):
 		return errorf(codeInvalidNetns, "%v", err)

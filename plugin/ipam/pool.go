@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/link"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 )
@@ -21,8 +21,9 @@ type pooled struct {
 	left  time.Duration         // of ledger.Patience
 }
 
-// pools finds out which addresses of pools the cluster has given to the attachment: by the pod's annotation, else by
-// the file that the agent has written for the pod, for which it waits. It allocates nothing itself, ever.
+// pools finds out which addresses of pools the attachment gets: those that the agent has granted to the pod, for which it
+// waits. That a pod has some is said by its annotations, which nobody believes otherwise. It allocates nothing itself,
+// ever.
 func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	said, err := c.conf.Pools()
 	switch {
@@ -44,13 +45,28 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 		return pooled{}, errorf(codeInvalidConfig, "pod %s is a static pod, which kubelet starts without the API server: "+
 			"it cannot have a pool address. Create it through the API server, or request no pool", args.pod)
 	}
-	if err := mailbox.ValidPodUID(args.pod.UID); err != nil {
+	if err := grants.ValidPodUID(args.pod.UID); err != nil {
 		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: %v", err)
 	}
 	p := pooled{left: ledger.Patience}
-	source, cerr := "", (*Error)(nil)
+	none := func(source string) *Error {
+		return errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, because the addresses of network %s "+
+			"come from pools", source, c.att.IfName, c.conf.Name)
+	}
+	if p.text = said.Text; p.text != "" {
+		const source = "annotation " + netconf.AnnotationAddresses
+		switch cerr := c.parse(&p, source); {
+		case cerr != nil:
+			return p, cerr
+		case len(p.addrs) == 0 && said.Network:
+			return p, none(source)
+		case len(p.addrs) == 0:
+			return p, nil
+		}
+	}
+	source, cerr := c.grants().Path(args.pod.UID), (*Error)(nil)
 	for {
-		if source, cerr = c.believe(&p, said, args.pod); cerr == nil || cerr.Code != codeTryAgain || p.left <= 0 {
+		if cerr = c.granted(&p, source, args.pod); cerr == nil || cerr.Code != codeTryAgain || p.left <= 0 {
 			break
 		}
 		time.Sleep(ledger.Pause)
@@ -59,9 +75,8 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	if cerr != nil {
 		return p, cerr
 	}
-	if len(p.addrs) == 0 && said.Network {
-		return p, errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, because the addresses of "+
-			"network %s come from pools", source, c.att.IfName, c.conf.Name)
+	if len(p.addrs) == 0 && (said.Network || said.Text != "") {
+		return p, none(source)
 	}
 	for _, a := range requested {
 		if len(p.addrs) > 0 && !slices.Contains(p.has(), a) {
@@ -77,78 +92,58 @@ func (c *call) askedSpiderpool(said netconf.Pools) (bool, *Error) {
 	if !said.AskedSpiderpool {
 		return false, nil
 	}
-	served, err := c.mailbox().Served()
-	if err != nil {
-		return false, errorf(codeTryAgain, "reading what the agent of this node reported about the cluster's pools: %v", err)
+	served, cerr := c.served()
+	if cerr != nil {
+		return false, cerr
 	}
 	return served != nil && served.Spiderpool, nil
 }
 
-// believe reads what the attachment gets: from the annotation, if it names the guard under which only the controller
-// can have written it, or if the agent has confirmed it; else from the agent's file. source says which. The agent must
-// have said that the cluster has pools: without pools, nothing may guard the annotation, or no controller may serve
-// them any more. An error that another try may mend has codeTryAgain.
-func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source string, cerr *Error) {
-	p.text, p.addrs = said.Text, nil
-	source = "annotation " + netconf.AnnotationAddresses
-	read := func() (cerr *Error) {
-		var err error
-		if p.addrs, err = netconf.ParsePoolAddresses(source, p.text, c.conf.Name, c.att.IfName); err != nil {
-			cerr = configError(err)
-		}
-		return cerr
+func (c *call) served() (*grants.Served, *Error) {
+	served, err := c.grants().Served()
+	if err != nil {
+		return nil, errorf(codeTryAgain, "reading what the agent of this node reported about the cluster's pools: %v", err)
 	}
-	if p.text != "" {
-		if cerr := read(); cerr != nil || len(p.addrs) == 0 {
-			return source, cerr // nothing for this interface, which needs no confirmation
-		}
-	}
-	served, err := c.mailbox().Served()
-	switch {
-	case err != nil:
-		return source, errorf(codeTryAgain, "reading what the agent of this node reported about the cluster's pools: %v", err)
-	case p.text != "" && (served == nil || served.None):
-		return source, errorf(codeTryAgain, "%s: pod %s has pool addresses %v, but the agent of this node has reported no "+
-			"pools in the cluster: expected no such annotation, which only Stayput's controller may write", source, pod, p.has())
-	case p.text == "" || !p.names(served.Guard):
-		told, err := c.mailbox().Pod(pod.UID)
-		switch {
-		case err != nil:
-			return source, errorf(codeTryAgain, "%v", err)
-		case p.text == "" && (served == nil || served.None):
-			return source, errorf(codeTryAgain, "pod %s has no addresses of its pools: the agent of this node has reported no "+
-				"pools in the cluster. Create the pools, with pools.enabled, and check that the agent is running, or remove "+
-				"what requests them: annotation stayput.io/pools, or ipam.pools", pod)
-		case p.text == "" && told == "":
-			return source, errorf(codeTryAgain, "pod %s has no addresses of its pools yet: see the events of the pod, and "+
-				"check that the agent of this node is running", pod)
-		case p.text == "":
-			p.text = told
-			source, _ = c.mailbox().PodPath(pod.UID)
-			if cerr := read(); cerr != nil {
-				return source, cerr
-			}
-		case told != p.text:
-			return source, errorf(codeTryAgain, "%s: the assignment of %v to pod %s has not been confirmed: the agent of "+
-				"this node confirms it once it finds the PodIP; check that it is running", source, p.has(),
-				pod)
-		}
-	}
-	for _, a := range p.has() {
-		if !served.InPool(a) {
-			return source, errorf(codeTryAgain, "%s: %s is not in the subnet of any pool: %v", source, a, served.Subnets)
-		}
-		if slices.Contains(served.Gateways, a) {
-			return source, errorf(codeInvalidConfig, "%s: %s is the gateway of a pool: expected another address for a pod",
-				source, a)
-		}
-	}
-	return source, nil
+	return served, nil
 }
 
-// names reports whether all addresses name the guard that there is.
-func (p *pooled) names(guard string) bool {
-	return guard != "" && !slices.ContainsFunc(p.addrs, func(a netconf.PoolAddress) bool { return a.Guard != guard })
+// parse reads the addresses of the attachment in the text, which is from source.
+func (c *call) parse(p *pooled, source string) *Error {
+	var err error
+	if p.addrs, err = netconf.ParsePoolAddresses(source, p.text, c.conf.Name, c.att.IfName); err != nil {
+		return configError(err)
+	}
+	return nil
+}
+
+// granted reads what the pod is granted. An error that another try may mend has codeTryAgain.
+func (c *call) granted(p *pooled, source string, pod ledger.Pod) *Error {
+	text, err := c.grants().Granted(pod.UID)
+	if err != nil {
+		return errorf(codeTryAgain, "%v", err)
+	}
+	served, cerr := c.served()
+	switch {
+	case cerr != nil:
+		return cerr
+	case text == "" && (served == nil || served.None):
+		return errorf(codeTryAgain, "pod %s is granted no address of its pools: the agent of this node has reported no pools "+
+			"in the cluster. Create the pools, with pools.enabled, and check that the agent is running, or remove what "+
+			"requests them: annotation stayput.io/pools, or ipam.pools", pod)
+	case text == "":
+		return errorf(codeTryAgain, "pod %s is granted no address of its pools yet: the agent of this node grants it, once "+
+			"the PodIP names the node. See the events of the pod, and check that the agent is running", pod)
+	}
+	p.text = text
+	if cerr := c.parse(p, source); cerr != nil {
+		return cerr
+	}
+	for _, a := range p.has() {
+		if served != nil && slices.Contains(served.Gateways, a) {
+			return errorf(codeInvalidConfig, "%s: %s is the gateway of a pool: expected another address for a pod", source, a)
+		}
+	}
+	return nil
 }
 
 // refuse returns an error if an address cannot be a pod's, even if the cluster says so: the node has it, or gives it,
@@ -199,11 +194,10 @@ func (p *pooled) has() (addrs []netip.Addr) {
 	return addrs
 }
 
-func (c *call) mailbox() mailbox.Box { return c.options().Mailbox() }
+func (c *call) grants() grants.Dir { return c.options().Grants() }
 
 // probe makes sure that no other machine on the link has the addresses that the ledger has just given to the
-// attachment. None is configured yet. It asks only for those that are new, or were last used on another node, and once
-// in the life of a pod on a node. If a machine has one, or it cannot be found out, nothing stays with the attachment.
+// attachment. None is configured yet. It asks only for those that are new, or were last used on another node. If a machine has one, or it cannot be found out, nothing stays with the attachment.
 //
 // It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
 func (a *addition) probe() *Error {
@@ -217,7 +211,7 @@ func (a *addition) probe() *Error {
 		found, asked, err = link.Probe(a.ns.Path, a.att.IfName, due)
 	}
 	if asked && err == nil && len(found) == 0 {
-		err = a.mailbox().PutProbed(a.args.pod.UID, due)
+		err = a.grants().PutUsed(due)
 	}
 	switch {
 	case err != nil:
@@ -250,14 +244,14 @@ func (a *addition) undo() {
 
 // unprobed returns the addresses that are to be probed for before the pod has them.
 func (a *addition) unprobed() (due []netip.Addr, err error) {
-	node, err := a.mailbox().Node()
+	node, err := a.grants().Node()
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range a.pool.addrs {
 		used := p.Last != "" && p.Last == node
 		if used { // it may have been another machine that had the node's name
-			if used, err = a.mailbox().Used(p.Prefix.Addr()); err != nil {
+			if used, err = a.grants().Used(p.Prefix.Addr()); err != nil {
 				return nil, err
 			}
 		}
@@ -265,11 +259,7 @@ func (a *addition) unprobed() (due []netip.Addr, err error) {
 			due = append(due, p.Prefix.Addr())
 		}
 	}
-	if due == nil {
-		return nil, nil
-	}
-	probed, err := a.mailbox().Probed(a.args.pod.UID)
-	return slices.DeleteFunc(due, func(addr netip.Addr) bool { return slices.Contains(probed, addr) }), err
+	return due, nil
 }
 
 // event is one about addresses of the attachment.

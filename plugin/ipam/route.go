@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/link"
 	"github.com/stayput/stayput/pkg/netconf"
@@ -200,8 +201,8 @@ func (c *call) connected(addrs []netip.Addr) *Error {
 	return nil
 }
 
-// given returns the addresses of pools that the pod has by its annotation, else by the agent's file. That is gone with
-// the pod, and may be earlier.
+// given returns the addresses of pools that the pod has by its annotation, else by its grant. That is gone with the pod,
+// and may be earlier.
 func (c *call) given() ([]netconf.PoolAddress, error) {
 	said, err := c.conf.Pools()
 	if err != nil || !said.Asked && !said.AskedSpiderpool && !said.Network {
@@ -213,10 +214,11 @@ func (c *call) given() ([]netconf.PoolAddress, error) {
 		if err != nil {
 			return nil, err
 		}
-		if source, err = c.mailbox().PodPath(args.pod.UID); err != nil {
+		if grants.ValidPodUID(args.pod.UID) != nil {
 			return nil, nil // no pod of the API server's
 		}
-		if text, err = c.mailbox().Pod(args.pod.UID); err != nil || text == "" {
+		source = c.grants().Path(args.pod.UID)
+		if text, err = c.grants().Granted(args.pod.UID); err != nil || text == "" {
 			return nil, err
 		}
 	}
