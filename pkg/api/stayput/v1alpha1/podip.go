@@ -18,6 +18,7 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:selectablefield:JSONPath=`.spec.pool`
 // +kubebuilder:selectablefield:JSONPath=`.status.podCIDR`
+// +kubebuilder:selectablefield:JSONPath=`.status.nodeName`
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
@@ -27,7 +28,7 @@ import (
 // +kubebuilder:printcolumn:name="Expires",type=string,JSONPath=`.status.expires`
 // +kubebuilder:printcolumn:name="Interface",type=string,JSONPath=`.spec.interface`,priority=1
 // +kubebuilder:printcolumn:name="Workload",type=string,JSONPath=`.spec.workload.name`,priority=1
-// +kubebuilder:printcolumn:name="Quarantined",type=string,JSONPath=`.spec.quarantine.reason`,priority=1
+// +kubebuilder:printcolumn:name="Conflict",type=string,JSONPath=`.status.conflict`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('.') ? isIP(self.metadata.name) && ip(self.metadata.name).family() == 4 : self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$')",message="metadata.name: expected an IPv4 address, or an IPv6 address as eight groups of four digits joined by -, such as 2001-0db8-0000-0000-0000-0000-0000-0001"
 type PodIP struct {
@@ -36,6 +37,7 @@ type PodIP struct {
 
 	Spec PodIPSpec `json:"spec"`
 	// +optional
+	// +kubebuilder:default={phase: Allocated}
 	Status PodIPStatus `json:"status,omitempty"`
 }
 
@@ -51,7 +53,7 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.mode is immutable"
 	Mode PodIPPoolMode `json:"mode"`
 
-	// namespace is the namespace of the pods that the address belongs to. It changes only at the end of a quarantine, if a
+	// namespace is the namespace of the pods that the address belongs to. It changes only after a restore of a backup, if a
 	// pod of another namespace turns out to have the address.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -109,31 +111,12 @@ type PodIPSpec struct {
 	// +optional
 	Release Release `json:"release,omitempty"`
 
-	// adopted is true if the pod of podUID had the address before, from another program, and Stayput does not tell the pod
-	// of it. The address stays the pod's until it is certain that the pod no longer has it.
+	// adoptedOn is the node on which the pod of podUID had the address before, from another program, so that Stayput does
+	// not tell the pod of it. The address stays the pod's until it is certain that the pod no longer has it. It is absent
+	// if the pool has given the address.
 	// +optional
-	Adopted bool `json:"adopted,omitempty"`
-
-	// quarantine is set while no pod gets the address, not even the pod that it belongs to: another machine answers for
-	// it, or more than one pod has it by what the cluster knows.
-	// +optional
-	Quarantine *PodIPQuarantine `json:"quarantine,omitempty"`
-}
-
-// PodIPQuarantine is why no pod gets an address.
-type PodIPQuarantine struct {
-	// reason says what was found.
-	// +kubebuilder:validation:MaxLength=1024
-	Reason string `json:"reason"`
-	// mac is the MAC address of the other machine that answers for the address. It is absent if no machine does.
-	// +optional
-	// +kubebuilder:validation:MaxLength=64
-	MAC string `json:"mac,omitempty"`
-	// since is when the reason was found. The quarantine stays until every node has reported later which addresses it has.
-	Since metav1.MicroTime `json:"since"`
-	// until is when nodes are asked again. It is absent if that is at once.
-	// +optional
-	Until *metav1.Time `json:"until,omitempty"`
+	// +kubebuilder:validation:MaxLength=253
+	AdoptedOn string `json:"adoptedOn,omitempty"`
 }
 
 // PodIPPhase is the state of an address.
@@ -142,17 +125,18 @@ type PodIPQuarantine struct {
 type PodIPPhase string
 
 // The phases. Each is about the pod that status.podUID names: if that is not the one of the spec, or none, the address
-// is given to a pod that has not started.
+// is given to a pod that no node may start with it yet.
 const (
-	PodIPAllocated PodIPPhase = "Allocated" // the pod has not started
-	PodIPBound     PodIPPhase = "Bound"     // the node's agent says that the pod has the address
+	PodIPAllocated PodIPPhase = "Allocated" // no node is named
+	PodIPBound     PodIPPhase = "Bound"     // the named node may use the address, for that pod
 	PodIPRetained  PodIPPhase = "Retained"  // the pod certainly no longer has the address, and will not get it again
 )
 
-// PodIPStatus is what is known of the pod. The agent of the pod's node writes it, but for expires, and the controller
-// if the node is off for good.
+// PodIPStatus names the node that may use the address. The agent of the pod's node writes it, but for expires: before a
+// sandbox of the pod can have the address, and once none can any more. The controller writes it if the node is off for
+// good.
 type PodIPStatus struct {
-	// phase is the state of the address. Retained is a promise: the pod of podUID will never again have the address.
+	// phase is the state of the address. Bound comes before the pod can have the address. Retained is a promise: the pod of podUID will never again have the address.
 	// +optional
 	Phase PodIPPhase `json:"phase,omitempty"`
 
@@ -176,7 +160,7 @@ type PodIPStatus struct {
 	Conflict string `json:"conflict,omitempty"`
 
 	// podCIDR is the prefix by which other nodes route to the pods of nodeName, if the address is of mode Routed. While
-	// phase is Allocated or Bound, they route the address in the same way.
+	// phase is Bound, they route the address in the same way.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self)",message="status.podCIDR: expected a CIDR"

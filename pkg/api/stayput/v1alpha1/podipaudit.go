@@ -6,19 +6,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PodIPAudit asks all nodes about the addresses of pools, and shows the controller that the API server was restored
-// from a backup. There is one, of the name cluster. Only the controller writes it.
+// PodIPAudit shows the controller and the agents that the API server was restored from a backup, and asks all nodes then
+// which addresses of pools they have. There is one, of the name cluster. Only the controller writes it.
 //
 // It is internal: what the controller tells the agents, and may change in any version.
 //
 // The mark is in this object and not in a Lease, because a restore of etcd is noticed by it: an old mark is worth a
-// recall only if the round and the epoch beside it are of the same moment, which one resourceVersion says of all three.
+// new epoch only if the epoch beside it is of the same moment, which one resourceVersion says of both.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podipaudits,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
-// +kubebuilder:printcolumn:name="Round",type=string,JSONPath=`.spec.round`
+// +kubebuilder:printcolumn:name="Epoch",type=string,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.spec.phase`
 // +kubebuilder:printcolumn:name="Mark",type=string,JSONPath=`.spec.mark`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -33,24 +33,10 @@ type PodIPAudit struct {
 // PodIPAuditName is the name of the only PodIPAudit.
 const PodIPAuditName = "cluster"
 
-// PodIPAuditSpec is what nodes are asked. A round is named by the time at which it began. The patterns are what
+// PodIPAuditSpec is what nodes are asked. An epoch is named by the time at which it began. The patterns are what
 // clients can read of a time with microseconds: one object that they cannot read fails a whole list.
 type PodIPAuditSpec struct {
-	// round is that of the last question. Each node answers it in its PodIPReport.
-	// +kubebuilder:validation:Schemaless
-	// +kubebuilder:validation:Type=string
-	// +kubebuilder:validation:Format=date-time
-	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
-	Round metav1.MicroTime `json:"round"`
-
-	// asked are the pods and addresses in question.
-	// +optional
-	// +listType=map
-	// +listMapKey=about
-	// +kubebuilder:validation:MaxItems=65536
-	Asked []PodIPQuestion `json:"asked,omitempty"`
-
-	// epoch is the last round that all nodes had to answer before any address was given; absent before the first.
+	// epoch is the last one; absent before the first. Each node reports for it, in its PodIPReport, which addresses it has.
 	// +optional
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=string
@@ -58,12 +44,12 @@ type PodIPAuditSpec struct {
 	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
 	Epoch *metav1.MicroTime `json:"epoch,omitempty"`
 
-	// phase is Recalling while all nodes have to answer the epoch before any address is given, taken or freed, else
+	// phase is Recalling while all nodes have to report for the epoch before any address is given, taken or freed, else
 	// Settled. Any other value counts as Recalling. It is no boolean, so that a later version can name a third state
 	// which agents of this one take for the careful one.
 	Phase PodIPAuditPhase `json:"phase"`
 
-	// term is the round at which the phase changed last.
+	// term is when the phase changed last, as an epoch is named.
 	// +optional
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=string
@@ -92,39 +78,25 @@ type PodIPAuditPhase string
 
 // The phases of a PodIPAudit.
 const (
-	PodIPAuditRecalling PodIPAuditPhase = "Recalling" // all nodes have to answer the epoch first
-	PodIPAuditSettled   PodIPAuditPhase = "Settled"   // all nodes have answered it
+	PodIPAuditRecalling PodIPAuditPhase = "Recalling" // all nodes have to report for the epoch first
+	PodIPAuditSettled   PodIPAuditPhase = "Settled"   // all nodes have
 )
 
-// PodIPQuestion asks which node has a pod or an address.
-type PodIPQuestion struct {
-	// about is the UID of a pod, or an address.
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=253
-	About string `json:"about"`
-	// round is the first one that asked about it.
-	// +kubebuilder:validation:Schemaless
-	// +kubebuilder:validation:Type=string
-	// +kubebuilder:validation:Format=date-time
-	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
-	Round metav1.MicroTime `json:"round"`
-}
-
-// RoundOf returns a round in nanoseconds since 1970: 0 if t is nil or zero.
-func RoundOf(t *metav1.MicroTime) int64 {
+// EpochOf returns an epoch in nanoseconds since 1970: 0 if t is nil or zero.
+func EpochOf(t *metav1.MicroTime) int64 {
 	if t.IsZero() {
 		return 0
 	}
 	return t.UnixNano()
 }
 
-// RoundTime returns the time of a round in nanoseconds since 1970, which are whole microseconds. It is zero if round
+// EpochTime returns the time of an epoch in nanoseconds since 1970, which are whole microseconds. It is zero if epoch
 // is.
-func RoundTime(round int64) metav1.MicroTime {
-	if round == 0 {
+func EpochTime(epoch int64) metav1.MicroTime {
+	if epoch == 0 {
 		return metav1.MicroTime{}
 	}
-	return metav1.NewMicroTime(time.Unix(0, round))
+	return metav1.NewMicroTime(time.Unix(0, epoch))
 }
 
 // PodIPAuditList is a list of PodIPAudit.
@@ -136,7 +108,7 @@ type PodIPAuditList struct {
 	Items           []PodIPAudit `json:"items"`
 }
 
-// PodIPReport is what a node says to a round of the PodIPAudit. Its name is the node's, and it is owned by the Node.
+// PodIPReport is what a node says for an epoch of the PodIPAudit. Its name is the node's, and it is owned by the Node.
 // Only the node's agent writes it.
 //
 // It is internal: what an agent tells the controller, and may change in any version.
@@ -145,7 +117,7 @@ type PodIPAuditList struct {
 // +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podipreports,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
-// +kubebuilder:printcolumn:name="Round",type=string,JSONPath=`.spec.round`
+// +kubebuilder:printcolumn:name="Epoch",type=string,JSONPath=`.spec.epoch`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type PodIPReport struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -156,15 +128,14 @@ type PodIPReport struct {
 
 // PodIPReportSpec is what a node has.
 type PodIPReportSpec struct {
-	// round is the one that is answered. The pods that were asked for and are not held here will never have an address
-	// here.
+	// epoch is the one that the report is for.
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
 	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
-	Round metav1.MicroTime `json:"round"`
+	Epoch metav1.MicroTime `json:"epoch"`
 
-	// held are all addresses of pools that pods on the node have, or are about to get.
+	// held are all addresses of pools that pods on the node have, or may be started with.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=65536
@@ -197,6 +168,9 @@ type PodIPHeld struct {
 	// podName is the name of the pod.
 	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName"`
+	// running is true if the pod has a sandbox on the node. Otherwise it may be started with the address.
+	// +optional
+	Running bool `json:"running,omitempty"`
 	// pool is the PodIPPool that gave the address.
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`

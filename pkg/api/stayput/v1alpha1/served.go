@@ -12,10 +12,6 @@ import (
 //
 // +kubebuilder:object:generate=false
 type ServedPools struct {
-	// Guard names [PolicyAddresses] and its binding as they are now, by their UIDs, empty if nothing guards
-	// [AnnotationAddresses]. Each entry of that annotation says under which guard the controller wrote it. What was
-	// written while there was no guard cannot name the one that came later.
-	Guard string `json:"guard,omitempty"`
 	// Subnets are those of all pools, unless More, and Gateways what pods of pools have for gateways.
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`
 	Gateways []netip.Addr   `json:"gateways,omitempty"`
