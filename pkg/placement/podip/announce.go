@@ -3,14 +3,10 @@ package podip
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -43,49 +39,18 @@ func (c *announcer) announces(ctx context.Context) {
 		case <-c.toTell:
 		case <-tick.C:
 		}
-		err := c.readGuard(ctx)
 		c.mu.Lock()
 		are, known := c.hasLocked(), (c.served == idle || c.served == serving) && c.words != unknown
 		c.unlock()
 		if !known || are == (has{}) && none {
 			continue
 		}
-		err = errors.Join(err, c.tell(ctx, are))
+		err := c.tell(ctx, are)
 		if none = are == (has{}) && err == nil; err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Cannot announce whether the cluster has pools")
 			time.AfterFunc(time.Second, c.announce)
 		}
 	}
-}
-
-// readGuard finds out, past the cache, by which policy the API server keeps all but this controller from writing the
-// addresses of pods. After an error what was known stands.
-func (c *announcer) readGuard(ctx context.Context) error {
-	guard := ""
-	var missing error
-	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
-		o := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
-			APIVersion: admissionregistrationv1.SchemeGroupVersion.String(), Kind: kind}}
-		err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PolicyAddresses}, o)
-		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			missing = err
-		} else if err != nil {
-			return fmt.Errorf("reading the policy %s: %w", stayputv1alpha1.PolicyAddresses, err)
-		}
-		guard += "." + string(o.UID)
-	}
-	if guard = strings.TrimPrefix(guard, "."); missing != nil {
-		guard = ""
-	}
-	c.mu.Lock()
-	was := c.guard
-	c.guard = guard
-	c.unlock()
-	if was != "" && missing != nil {
-		log.FromContext(ctx).Error(missing, "No policy guards pod addresses: agents confirm those of each pod",
-			"policy", stayputv1alpha1.PolicyAddresses)
-	}
-	return nil
 }
 
 // tell tells the agents whether there are pools.

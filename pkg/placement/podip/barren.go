@@ -108,9 +108,8 @@ func (s *session) takeBack(pod *pool.Pod, refused bool, now time.Time) (a *pool.
 // had it, or it has no retention.
 func (s *session) isWantedLocked(pod *pool.Pod, a pool.Address, now time.Time) bool {
 	p := s.book.PodIP(a.Prefix.Addr())
-	if p == nil || p.PodUID != pod.UID || p.Quarantine.Reason != "" || a.Last != "" && p.Keep != (pool.Keep{}) {
+	if p == nil || p.PodUID != pod.UID || a.Last != "" && p.Keep != (pool.Keep{}) {
 		return false
 	}
-	held, _ := s.book.HeldBy(a.Pool)
-	return held == "" && s.book.Count(a.Pool, now).Free == 0 && len(s.book.Waiting(a.Pool)) > 0
+	return s.book.Count(a.Pool, now).Free == 0 && len(s.book.Waiting(a.Pool)) > 0
 }

@@ -17,7 +17,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -217,7 +216,6 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 		if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
 			return 0, err
 		}
-		c.sayConflict(s, is, plan)
 		if plan.Contact != nil {
 			if err := c.readContacts(ctx, s, plan.Contact); err != nil {
 				return 0, err
@@ -321,28 +319,6 @@ func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP)
 	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, of, p.PodName, p.Keep,
 		siblings)
 	return is, cmp.Or(retry, cluster.Recheck), err
-}
-
-// sayConflict reports, on a pod that was ended because another machine has its address and on the pod's controller, why
-// its successor gets another one.
-func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
-	if is == nil || is.Conflict == "" || len(plan.Writes) == 0 {
-		return
-	}
-	end, ok := plan.Writes[len(plan.Writes)-1].(pool.EndPod)
-	if !ok || !s.firstOf(string(end.UID), plan.Reason) {
-		return
-	}
-	note := fmt.Sprintf("%s: %s. No pod gets it until that is checked again", is.Addr, plan.Reason)
-	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: end.Namespace, Name: end.Name,
-		UID: end.UID}
-	c.events.Eventf(about, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", note)
-	if w := is.Workload; w != (pool.Workload{}) {
-		owner := &corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: end.Namespace, Name: w.Name,
-			UID: types.UID(w.UID)}
-		c.events.Eventf(owner, about, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "pod %s: %s",
-			end.Name, note)
-	}
 }
 
 // showExpiry writes when an address becomes free, if that has changed. It is not written of an address that a successor

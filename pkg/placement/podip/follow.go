@@ -220,9 +220,6 @@ func (c *follower) giveBack(ctx context.Context) {
 
 // begin reads and marks the audit, and begins a Book by it.
 func (c *follower) begin(ctx context.Context) (*session, error) {
-	if err := c.announcer.readGuard(ctx); err != nil {
-		return nil, err
-	}
 	live, err := c.audit(ctx)
 	if err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ type metrics struct {
 	placed *prometheus.HistogramVec
 
 	total, used, free, waiting *prometheus.Desc
-	held, oldest, quarantined  *prometheus.Desc
+	held, oldest, conflicts    *prometheus.Desc
 	recalling, unanswered      *prometheus.Desc
 }
 
@@ -45,16 +45,17 @@ func newMetrics(c *state) *metrics {
 		oldest: desc("stayput_controller_pool_oldest_held_address_age_seconds",
 			"Time for which the controller has known of the longest held address, 0 without any, by whether only an "+
 				"operator can end that.", "operator"),
-		quarantined: desc("stayput_controller_pool_quarantined_addresses", "Addresses of pools in quarantine."),
+		conflicts: desc("stayput_controller_pool_conflicting_addresses",
+			"Addresses of pools for which another machine answers, so that their pods cannot start."),
 		recalling: desc("stayput_controller_pool_recalling",
 			"Whether pools assign and free no address until every node has reported which ones it has."),
 		unanswered: desc("stayput_controller_pool_unanswered_nodes",
-			"Nodes that have not answered yet what all nodes are asked, during a recall or because an address waits for it."),
+			"Nodes that have not reported yet for the epoch that is open."),
 	}
 }
 
 func (m *metrics) descs() []*prometheus.Desc {
-	return []*prometheus.Desc{m.total, m.used, m.free, m.waiting, m.held, m.oldest, m.quarantined, m.recalling,
+	return []*prometheus.Desc{m.total, m.used, m.free, m.waiting, m.held, m.oldest, m.conflicts, m.recalling,
 		m.unanswered}
 }
 
@@ -104,7 +105,7 @@ func (m *metrics) now() (all []prometheus.Metric) {
 		gauge(m.held, float64(held[operator]), strconv.FormatBool(operator))
 		gauge(m.oldest, oldest[operator].Seconds(), strconv.FormatBool(operator))
 	}
-	gauge(m.quarantined, float64(s.book.Quarantined("")))
+	gauge(m.conflicts, float64(s.book.Conflicts()))
 	recalling := 0.0
 	if s.book.Audit().Recalling {
 		recalling = 1

@@ -318,7 +318,7 @@ func (c *Claimer) outside(ctx context.Context, plan pool.Plan, name string) (str
 		case pool.CreateIP:
 			taken[w.PodIP.Addr] = true
 		case pool.UpdateIP:
-			taken[w.PodIP.Addr] = !w.PodIP.Adopted
+			taken[w.PodIP.Addr] = w.PodIP.AdoptedOn == ""
 		}
 	}
 	for _, a := range place.Addresses {

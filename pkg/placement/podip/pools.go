@@ -42,7 +42,6 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	plan := s.book.ReviewPool(name)
 	count := s.book.Count(name, at)
 	waiting := len(s.book.Waiting(name))
-	held, remedy := s.book.HeldBy(name)
 	strangers := len(s.book.CalicoPool(name).Strangers)
 	var is pool.Pool
 	var others []pool.Pool
@@ -69,14 +68,8 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 	if strangers > 0 {
 		overlaps = append(overlaps, fmt.Sprintf("%d ordinary pods of Calico, which keep theirs until they end", strangers))
 	}
-	if held != "" {
-		held = fmt.Sprintf("no new allocations: %s: %s", held, remedy)
-	}
 	if isSpider(o) {
-		return c.showSpiderIPPool(ctx, s, is, count, overlaps, held)
-	}
-	if held != "" && s.firstOf(string(pool.KeyPool)+" "+name, held) {
-		c.events.Eventf(o, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", held)
+		return c.showSpiderIPPool(ctx, s, is, count, overlaps)
 	}
 	was := o.DeepCopy()
 	o.Status.Addresses = stayputv1alpha1.PodIPPoolAddresses{Total: most(count.Total), Used: most(count.Used),
@@ -98,8 +91,6 @@ func (c *Controller) reconcilePool(ctx context.Context, s *session, name string)
 		set(stayputv1alpha1.ConditionReady, false, "CalicoNotReady", is.Unready)
 	case is.Disabled:
 		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.allocation: Disabled, so there are no new allocations")
-	case held != "":
-		set(stayputv1alpha1.ConditionReady, false, home.ReasonAddressConflict, held)
 	default:
 		set(stayputv1alpha1.ConditionReady, true, "Ready", "")
 	}
@@ -199,7 +190,7 @@ func (c *Controller) serviceCIDRs(ctx context.Context) []networkingv1.ServiceCID
 
 // showSpiderIPPool writes the counts of a SpiderIPPool, and says why it gives nothing.
 func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.Pool, count pool.Count,
-	overlaps []string, held string) error {
+	overlaps []string) error {
 	c.mu.Lock()
 	o := c.spider[is.Name]
 	c.unlock()
@@ -210,8 +201,6 @@ func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.P
 	switch {
 	case is.Invalid != nil:
 		c.sayOfSpider(s, o, "it assigns no addresses: "+is.Invalid.Error())
-	case held != "":
-		c.sayOfSpider(s, o, held)
 	case len(overlaps) > 0:
 		c.sayOfSpider(s, o, "it shares addresses with "+strings.Join(overlaps, ", "))
 	case o.Spec.Default != nil && *o.Spec.Default:

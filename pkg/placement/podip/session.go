@@ -1,13 +1,10 @@
 package podip
 
 import (
-	"encoding/json"
 	"errors"
 	"net/netip"
 	"slices"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
@@ -138,11 +135,6 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	if above, ok := s.c.above.Get(ownerOf(&current)); ok {
 		current.Workload = above.(pool.Workload)
 	}
-	if err == nil && current.Assigned != nil && !s.vouchedLocked(&current, core) {
-		current.Assigned = nil
-		err = invalid(stayputv1alpha1.AnnotationAddresses, "the controller has not written it: delete the pod and create it "+
-			"again without it")
-	}
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err
 	}
@@ -165,26 +157,6 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 		s.c.enqueueLocked(current.Key()) // see endBarren
 	}
 }
-
-// vouchedLocked reports whether the addresses that a pod has by its annotation are true: they name the guard that there
-// is, or are the pod's by a PodIP. What was written while there was no guard says nothing. Of a pod that is known, what
-// is known stands.
-func (s *session) vouchedLocked(is *pool.Pod, core *corev1.Pod) bool {
-	if was := s.book.Pod(is.UID); was != nil && slices.EqualFunc(was.Assigned, is.Assigned, same) && was.Assigned != nil {
-		return true
-	}
-	var guards []struct{ Guard string }
-	err := json.Unmarshal([]byte(core.Annotations[stayputv1alpha1.AnnotationAddresses]), &guards)
-	for i, h := range is.Assigned {
-		named := err == nil && s.c.guard != "" && guards[i].Guard == s.c.guard
-		if ip := s.book.PodIP(h.Prefix.Addr()); !named && (ip == nil || ip.PodUID != is.UID) {
-			return false
-		}
-	}
-	return true
-}
-
-func same(x, y pool.Address) bool { return x.Prefix == y.Prefix && x.Interface == y.Interface }
 
 // removePod takes out a pod that the cluster has no more, and had on this node, if that is known. version is that of
 // its deletion, empty if its watch was interrupted.

@@ -53,7 +53,6 @@ type state struct {
 	above      *utilcache.LRUExpireCache  // the pool.Workload of a ReplicaSet, by ownerKey
 	unlabelled map[string]struct{}        // namespaces that the policy has not labelled
 	unready    map[string]string          // why pools of mode Calico give nothing, empty if they give; for the session
-	guard      string                     // names what guards the addresses of pods, empty if nothing is known to
 	session    *session                   // nil if there is no Book
 	services   []networkingv1.ServiceCIDR // as they were read at servicesAt
 	servicesAt time.Time
@@ -147,7 +146,7 @@ type has struct {
 
 // hasLocked returns which pools there are.
 func (c *state) hasLocked() (is has) {
-	served := stayputv1alpha1.ServedPools{Guard: c.guard, Spiderpool: c.words == serving}
+	served := stayputv1alpha1.ServedPools{Spiderpool: c.words == serving}
 	known := c.session != nil && c.session.ready // which PodIPs there are
 	var calico []string
 	for _, o := range c.pools {

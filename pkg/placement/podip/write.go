@@ -188,26 +188,12 @@ func (c *writer) patchStatus(ctx context.Context, s *session, p pool.PodIP, fiel
 	return nil
 }
 
-// vouched is an address as a pod is told of it: with the guard under which none but the controller can have written it,
-// so that a node need not ask.
-type vouched struct {
-	pool.Address
-	Guard string `json:"guard,omitempty"`
-}
-
 // placePod writes a pod's addresses and removes its gate, in one patch.
 func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
 	if pod == nil || pod.UID != w.UID || pod.ResourceVersion != w.Version {
 		return conflict("pods", w.Name)
 	}
-	c.mu.Lock()
-	guard := c.guard
-	c.unlock()
-	var addresses []any
-	for _, a := range w.Addresses {
-		addresses = append(addresses, vouched{a, guard})
-	}
-	text, err := json.Marshal(addresses)
+	text, err := json.Marshal(w.Addresses)
 	if err != nil {
 		return err
 	}
@@ -404,6 +390,15 @@ func (p past) Nodes(ctx context.Context) (names []string, err error) {
 		names = append(names, list.Items[i].Name)
 	}
 	return names, nil
+}
+
+func (p past) PodIP(ctx context.Context, a netip.Addr) (*pool.PodIP, error) {
+	o := &stayputv1alpha1.PodIP{}
+	if err := p.c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPName(a)}, o); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	is, err := pool.PodIPOf(o, p.c.longest)
+	return &is, err
 }
 
 func (p past) Allocation(ctx context.Context, a netip.Addr) (pool.Allocation, error) {
