@@ -39,6 +39,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -129,6 +130,11 @@ type Served struct {
 	More     bool           `json:"more,omitempty"`
 	// Spiderpool says that pods ask for addresses of the pools by Spiderpool's annotations, too.
 	Spiderpool bool `json:"spiderpool,omitempty"`
+}
+
+// InPool reports whether an address can be one of a pool.
+func (s *Served) InPool(a netip.Addr) bool {
+	return s.More || slices.ContainsFunc(s.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // PutServed notes durably what the cluster's pools are.

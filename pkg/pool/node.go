@@ -106,7 +106,7 @@ func NextAction(l Local) Action {
 		return Action{} // it may be no pool's
 	case l.ends() && !l.Netns:
 		a := Action{Revoke: l.Granted}
-		if Names(l.IP, l.UID, l.Node) || l.Ended && l.Exists && MayName(l.IP, l.UID, l.Node) {
+		if MayName(l.IP, l.UID, l.Node) && (l.IP.namedNode() == l.Node || l.Ended && l.Exists) {
 			a = Action{Revoke: true, Report: Retained}
 		}
 		return a

@@ -139,7 +139,11 @@ func (c *call) granted(p *pooled, source string, pod ledger.Pod) *Error {
 		return cerr
 	}
 	for _, a := range p.has() {
-		if served != nil && slices.Contains(served.Gateways, a) {
+		switch {
+		case served == nil || served.None: // the agent has granted it while there were pools
+		case !served.InPool(a):
+			return errorf(codeTryAgain, "%s: %s is not in the subnet of any pool: %v", source, a, served.Subnets)
+		case slices.Contains(served.Gateways, a):
 			return errorf(codeInvalidConfig, "%s: %s is the gateway of a pool: expected another address for a pod", source, a)
 		}
 	}

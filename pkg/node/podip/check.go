@@ -11,11 +11,12 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -47,11 +48,12 @@ type checker struct {
 	node     string
 	api      api
 	ledgers  ledger.Options
+	grants   grants.Dir
 	log      *slog.Logger
 	runtime  Runtime
 	serves   func() bool // as Options.Serves
 	pods     *podTable
-	follower *follower
+	reporter *reporter
 	machine  *machine
 	router   *router
 	troubles *troubles
@@ -90,8 +92,11 @@ func (k *checker) work(ctx context.Context, queue workqueue.TypedRateLimitingInt
 	return true
 }
 
-// errNotGiven is about what an annotation claims, and nothing vouches for.
+// errNotGiven is about what an annotation says, and the PodIPs do not.
 var errNotGiven = errors.New("the cluster has not assigned these addresses to the pod")
+
+// noAddresses is the grant of a pod that had its addresses before a pool had them: a sandbox of it gets others.
+const noAddresses = "[]"
 
 // check does what is to be done about a pod now.
 func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
@@ -100,122 +105,349 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	if !ok {
 		return settled, nil
 	}
+	c := &podCheck{checker: k, pod: pod}
 	if pod.gone {
-		return k.finish(&pod)
+		return c.finish()
 	}
-	ended := false
-	if pod.claimed != "" || pod.unconfirmed {
-		var confirmed bool
-		var err error
-		switch confirmed, ended, err = k.confirm(ctx, &pod); {
-		case err != nil:
-			return soon, err
-		case !confirmed && pod.text == "" && pod.observed == nil && pod.alive():
-			k.pods.complain(uid, fmt.Errorf("annotation %s of pod %s: %w: %.256q", v1alpha1.AnnotationAddresses, &pod,
-				errNotGiven, pod.claimed))
-			return later, nil
-		}
-	}
-	addrs, err := pod.addrs()
-	if err == nil {
-		err = mailbox.ValidPodUID(uid)
-	}
-	if err != nil { // the plugin refuses such a pod
+	if err := grants.ValidPodUID(uid); err != nil { // the plugin refuses such a pod
 		k.pods.complain(uid, err)
-		return k.finish(&pod)
+		return c.finish()
+	}
+	var err error
+	if c.granted, err = k.grants.Granted(uid); err != nil {
+		return soon, err
+	}
+	if c.granted != "" && c.granted != noAddresses {
+		c.pod.text = c.granted
+	}
+	if c.addrs, err = c.pod.addrs(); err != nil {
+		k.pods.complain(uid, err)
+		return c.finish()
 	}
 
 	// 2. Whether it is here.
-	barred, err := k.ledgers.Mailbox().Barred(uid)
-	if err != nil {
+	if err := c.find(ctx); err != nil {
 		return soon, err
 	}
-	p, err := k.machine.find(ctx, pod.sought(addrs), false)
-	// Namespaces are looked into once nothing else knows of the pod, and it is barred: what is seen before proves nothing.
-	looked := err == nil && !pod.alive() && !p.netns() && barred
-	if looked {
-		p, err = k.machine.find(ctx, pod.sought(addrs), true)
-	}
-	if err != nil {
-		return soon, err
-	}
-	if pod.alive() && !barred {
-		if v, err := k.refuse(ctx, &pod, addrs, p); err != nil || v != settled {
+	if pod.alive() && c.granted != "" {
+		if v, err := c.refuse(ctx); err != nil || v != settled {
 			return v, err
 		}
+		if c.p.netns() && pod.conflicts != nil {
+			k.pods.started(uid)
+			c.pod.conflicts = nil
+		}
+		if pod.granted && c.pod.conflicts == nil {
+			return c.keep()
+		}
 	}
 
-	// 3. Whether the cluster knows it all.
-	if pod.alive() && !p.netns() && !barred && !ended && pod.conflicts == nil && (pod.placed || !k.router.routesTo(&pod)) {
-		return later, nil // it has not started
-	}
-	if p.netns() && pod.conflicts != nil {
-		pod.conflicts = nil
-		k.pods.started(uid)
-	}
-	if pod.bound && pod.exists && p.netns() {
-		if pod.alive() {
-			return settled, nil
-		}
-		return pod.ends(p), pod.stray(p)
+	if pod.granted && pod.exists && c.granted != "" && c.p.netns() {
+		return pod.ends(c.p), pod.stray(c.p)
 	}
 
-	// 4. What is to be done about each address.
-	c := &podCheck{checker: k, pod: pod, addrs: addrs, barred: barred, p: p, ended: !pod.alive(), looked: looked}
-	for _, a := range addrs {
-		if v, err := c.address(ctx, a); err != nil || v == soon {
-			return soon, err
-		}
+	// 3. What the cluster says. It is good for a few seconds.
+	c.doubt, c.begun = k.reporter.doubt()
+	reading, cancel := context.WithTimeout(ctx, pool.ReadFor)
+	defer cancel()
+	if err := c.read(reading); err != nil {
+		return soon, err
 	}
-	if c.ended && !c.p.netns() {
-		if _, err := c.isThere(ctx); err != nil {
-			return soon, err
-		}
+
+	// 4. What is to be done, in this order.
+	if v, err := c.act(reading); err != nil || v == soon {
+		return soon, err
 	}
 	return c.conclude()
 }
 
-// finish is the end of a pod about which nothing is left to do.
-func (k *checker) finish(pod *record) (verdict, error) {
-	if pod.exists {
-		return settled, nil
-	}
-	return settled, k.follower.forget(pod.uid)
+// podCheck is one look at a pod and its addresses.
+type podCheck struct {
+	*checker
+	pod     record
+	granted string // what the pod is granted, empty if nothing
+	addrs   []netip.Addr
+	p       presence
+	looked  bool // into all namespaces, since nothing is granted
+	doubt   pool.Doubt
+	begun   int // how many reports were begun before the PodIPs were read
+	found   *Pod
+	sought  bool // found was read past all caches
+	off     *bool
+	ips     map[netip.Addr]*v1alpha1.PodIP
+	locals  map[netip.Addr]pool.Local
+	actions map[netip.Addr]pool.Action
+	took    bool // its interfaces were taken down
 }
 
-// confirm finds out whether the cluster has given a pod the addresses that its annotation claims, and if so, tells the
-// plugin. Once the pod has ended that is for the agent alone: a PodIP that says so outlives the bar of a pod on this
-// node's disk.
-func (k *checker) confirm(ctx context.Context, pod *record) (confirmed, ended bool, err error) {
-	text := cmp.Or(pod.claimed, pod.text)
-	claimed, err := addressesOf(text)
-	if err != nil || len(claimed) == 0 {
-		return false, false, nil // the plugin refuses it
+// finish is the end of a pod about which nothing is left to do.
+func (c *podCheck) finish() (verdict, error) {
+	if !c.pod.exists {
+		c.pods.remove(c.pod.uid)
 	}
-	for _, a := range claimed {
-		if !a.Prefix.IsValid() {
-			return false, false, nil
+	return settled, nil
+}
+
+// keep is the verdict on a pod that has its grant.
+func (c *podCheck) keep() (verdict, error) {
+	if c.p.netns() {
+		c.pod.netns = nil
+		for _, b := range c.p.entries {
+			c.pod.netns = append(c.pod.netns, b.Netns)
 		}
-		o, err := k.api.PodIP(ctx, a.Prefix.Addr())
+	}
+	c.pod.granted = true
+	c.pods.settle(c.pod)
+	return settled, nil
+}
+
+// find finds the pod on the machine. Namespaces are looked into once nothing else knows of a pod that has ended, and it
+// has no grant: what is seen before proves nothing.
+func (c *podCheck) find(ctx context.Context) (err error) {
+	c.p, err = c.machine.find(ctx, c.pod.sought(c.addrs), false)
+	if err == nil && !c.pod.alive() && !c.p.netns() && c.granted == "" {
+		_, err = c.isThere(ctx)
+	}
+	return err
+}
+
+// read reads the PodIPs past all caches, and what else the decisions depend on, and makes them.
+func (c *podCheck) read(ctx context.Context) (err error) {
+	c.ips, c.locals = map[netip.Addr]*v1alpha1.PodIP{}, map[netip.Addr]pool.Local{}
+	c.actions = map[netip.Addr]pool.Action{}
+	given, err := c.pod.given()
+	if err != nil {
+		return err
+	}
+	for _, a := range c.addrs {
+		if c.ips[a], err = c.api.PodIP(ctx, a); err != nil {
+			return err
+		}
+		l, err := c.local(ctx, a, c.ips[a])
 		if err != nil {
-			return false, false, err
+			return err
 		}
-		switch {
-		case o == nil && pod.claimed == "": // a backup lacks it, and the controller makes it again
-			continue
-		case o == nil || o.Spec.PodUID != pod.uid:
-			return false, false, nil
-		}
-		ended = ended || o.Status.PodUID == pod.uid && o.Status.Phase == v1alpha1.PodIPRetained
+		said := slices.ContainsFunc(given, func(g pool.Address) bool { return g.Prefix.Addr() == a })
+		l.Found = !said
+		c.locals[a], c.actions[a] = l, pool.NextAction(l)
 	}
-	confirmed, err = k.follower.confirm(pod, text, ended)
-	return confirmed, ended, err
+	return nil
+}
+
+// local is what is known of an address of the pod. o is its PodIP, nil if there is none.
+func (c *podCheck) local(ctx context.Context, a netip.Addr, o *v1alpha1.PodIP) (l pool.Local, err error) {
+	l = pool.Local{
+		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Terminal: c.pod.terminal,
+		Ended: c.pods.hasEnded(c.pod.uid), Doubt: c.doubt, Granted: c.granted != "", Netns: c.p.netns(),
+		Conflict: c.pod.conflicts[a],
+	}
+	if o != nil {
+		ip, err := pool.PodIPOf(o, 0)
+		if err != nil {
+			return l, err
+		}
+		l.IP = &ip
+		if o.Spec.Mode == v1alpha1.ModeRouted {
+			l.PodCIDR = c.router.podCIDR(a.Is4())
+		}
+	}
+	if l.LookUp() {
+		if err := c.lookUp(ctx, &l, o); err != nil {
+			return l, err
+		}
+	}
+	if l.LookUpNode() {
+		if c.off == nil {
+			off, err := c.api.Off(ctx)
+			if err != nil {
+				return l, err
+			}
+			c.off = &off
+		}
+		l.Off = *c.off
+	}
+	return l, nil
+}
+
+// lookUp reads the pod past all caches. If the watch is behind, what was read counts.
+func (c *podCheck) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) (err error) {
+	if o != nil && o.Spec.PodUID == c.pod.uid {
+		c.pod.learnName(o.Spec.Namespace, o.Spec.PodName)
+	}
+	if c.pod.name == "" {
+		return nil
+	}
+	if !c.sought {
+		if c.found, err = c.api.Pod(ctx, c.pod.namespace, c.pod.name); err != nil {
+			return err
+		}
+		c.sought = true
+	}
+	if p := c.found; p != nil && string(p.UID) == c.pod.uid {
+		l.Here, l.Elsewhere = p.Spec.NodeName == c.node, p.Spec.NodeName != c.node
+		if l.Here && !l.Exists {
+			l.Exists, l.Ending, l.Terminal = true, p.DeletionTimestamp != nil, p.terminal()
+		}
+	}
+	return nil
+}
+
+// any reports whether something is to be done about one of the addresses.
+func (c *podCheck) any(what func(pool.Action) bool) bool {
+	for _, action := range c.actions {
+		if what(action) {
+			return true
+		}
+	}
+	return false
+}
+
+// act does what is to be done: each before the next. soon says to look again.
+func (c *podCheck) act(ctx context.Context) (verdict, error) {
+	down := c.any(func(a pool.Action) bool { return a.Down })
+	if c.any(func(a pool.Action) bool { return a.Revoke }) || down {
+		there, err := c.revoke()
+		switch {
+		case err != nil || there && !down:
+			return soon, err
+		case c.any(func(a pool.Action) bool { return a.Grant }):
+			return soon, nil // it needs a write for each of its addresses now
+		}
+	}
+	if down && c.pod.name != "" { // the owner of any other is unknown
+		return soon, c.takeDown(ctx)
+	}
+	if c.any(func(a pool.Action) bool { return a.Grant }) {
+		return c.grant(ctx)
+	}
+	for _, a := range c.addrs {
+		phase := c.actions[a].Report
+		if phase == "" {
+			continue
+		}
+		if phase == pool.Retained {
+			c.pods.noteEnded(c.pod.uid)
+			if there, err := c.isThere(ctx); err != nil || there {
+				return soon, err
+			}
+		}
+		if err := c.report(ctx, a, phase); err != nil {
+			return soon, conflict(err)
+		}
+	}
+	return settled, nil
+}
+
+// conflict is the error of a write, unless the object has changed since it was read.
+func conflict(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// revoke ends the pod's grant. It reports whether an ADD has succeeded by then of which the look at the machine does not
+// know.
+func (c *podCheck) revoke() (there bool, err error) {
+	has, err := ledger.Revoke(c.ledgers, c.pod.uid, c.addrs...)
+	if err != nil {
+		return false, err
+	}
+	if c.granted != "" {
+		c.log.Info("Revoked the grant of a pod", "pod", c.pod.String(), "addrs", c.addrs)
+		c.granted, c.looked = "", false
+	}
+	now, err := c.ledgers.Clock.Now()
+	if err != nil || c.p.netns() {
+		return false, err
+	}
+	for _, a := range has {
+		if there, err := c.machine.there(a, now.BootID); err != nil || there {
+			return there, err
+		}
+	}
+	return false, nil
+}
+
+// grant grants the pod its addresses, if it may have all of them: a pending grant, the writes, the grant.
+func (c *podCheck) grant(ctx context.Context) (verdict, error) {
+	for _, a := range c.addrs {
+		if !c.actions[a].Grant {
+			return settled, nil
+		}
+	}
+	given, err := c.pod.given()
+	if err != nil {
+		return soon, err
+	}
+	for _, a := range given {
+		if c.ips[a.Prefix.Addr()].Spec.Mode != a.Mode {
+			return settled, nil
+		}
+	}
+	pending, err := c.grants.Begin(c.pod.uid, cmp.Or(c.pod.text, noAddresses))
+	if err != nil {
+		return soon, err
+	}
+	if doubt, begun := c.reporter.doubt(); doubt != pool.Sure || begun != c.begun {
+		pending.Cancel()
+		return soon, nil
+	}
+	for _, a := range c.addrs {
+		if err := c.report(ctx, a, pool.Bound); err != nil {
+			pending.Cancel()
+			return soon, conflict(err)
+		}
+	}
+	switch err := pending.Finish(); {
+	case errors.Is(err, grants.ErrRevoked):
+		return soon, nil
+	case err != nil:
+		return soon, err
+	}
+	c.granted = cmp.Or(c.pod.text, noAddresses)
+	if c.p.netns() {
+		return soon, nil // what runs may have been started without the plugin
+	}
+	return settled, nil
+}
+
+// conclude records what was done, once nothing of it failed.
+func (c *podCheck) conclude() (verdict, error) {
+	pod := &c.pod
+	switch {
+	case pod.alive() && c.granted != "":
+		return c.keep()
+	case pod.alive():
+		c.pods.complain(pod.uid, c.whyNot())
+		return later, nil
+	case c.p.netns():
+		return pod.ends(c.p), pod.stray(c.p)
+	}
+	pod.gone = true
+	c.pods.settle(*pod)
+	return c.finish()
+}
+
+// whyNot is why a pod that is to start is granted nothing.
+func (c *podCheck) whyNot() error {
+	switch {
+	case c.doubt != pool.Sure:
+		return fmt.Errorf("pod %s waits until the API server's data are known not to be older than what this node has seen: "+
+			"see PodIPAudit %s", &c.pod, v1alpha1.PodIPAuditName)
+	case c.off != nil && *c.off:
+		return fmt.Errorf("pod %s waits until its node is not declared out of service any more", &c.pod)
+	}
+	return fmt.Errorf("annotation %s of pod %s: %w: %.256q", v1alpha1.AnnotationAddresses, &c.pod, errNotGiven, c.pod.text)
 }
 
 // refuse tells the runtime to stop sandboxes of a pod that have been started without the plugin, as on a node whose
 // network was there before its agent: they have another address than the pod was given, and kubelet makes them again.
-// While kubelet would make such a sandbox again, nothing is reported of the pod.
-func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p presence) (verdict, error) {
+func (c *podCheck) refuse(ctx context.Context) (verdict, error) {
+	k, pod, addrs, p := c.checker, &c.pod, c.addrs, c.p
+	if c.granted == noAddresses {
+		return settled, nil
+	}
 	strangers := p.strangers(addrs)
 	switch {
 	case len(strangers) == 0 && len(p.entries) > 0 && !p.has("", addrs):
@@ -258,175 +490,7 @@ func (r *record) ends(p presence) verdict {
 	return soon
 }
 
-// podCheck is one look at a pod and its addresses.
-type podCheck struct {
-	*checker
-	pod    record
-	addrs  []netip.Addr
-	p      presence
-	barred bool
-	ended  bool // kubelet will not start the pod again
-	took   bool // its interfaces were taken down
-	looked bool // into all namespaces, after it was barred if it had to be
-	bound  int  // addresses that the cluster knows to be bound
-	name   string
-}
-
-// conclude records what was done, once nothing of it failed.
-func (c *podCheck) conclude() (verdict, error) {
-	pod := &c.pod
-	switch {
-	case c.p.netns() && c.took:
-		return soon, nil
-	case c.p.netns() && c.ended:
-		return pod.ends(c.p), pod.stray(c.p)
-	case c.p.netns() && c.bound == len(c.addrs):
-		pod.bound = true
-		pod.netns = nil
-		for _, b := range c.p.entries {
-			pod.netns = append(pod.netns, b.Netns)
-		}
-		c.pods.settle(*pod)
-		return settled, nil
-	case c.p.netns():
-		return later, nil
-	case !c.ended:
-		pod.placed = c.router.routesTo(pod)
-		c.pods.settle(*pod)
-		return later, nil
-	}
-	pod.gone = true
-	c.pods.settle(*pod)
-	return c.finish(pod)
-}
-
-// address does what is to be done about one address of the pod. The PodIP that this agent wrote last will do if a
-// report comes of it, which is bound to its version; a pod that has ended is barred before its report, whatever its
-// PodIP says. Otherwise the PodIP is read past all caches.
-func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
-	var l pool.Local
-	var action pool.Action
-	var err error
-	o := c.pod.written[a]
-	if o != nil && (c.pod.exists || !c.p.netns()) { // if not, it may have to be taken down
-		if l, action, err = c.decide(ctx, a, o); err != nil {
-			return soon, err
-		}
-	}
-	if action.Report == "" || action.Down {
-		if o, err = c.api.PodIP(ctx, a); err != nil {
-			return soon, err
-		}
-		if l, action, err = c.decide(ctx, a, o); err != nil {
-			return soon, err
-		}
-	}
-	said := 1
-	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && !l.PodCIDR.IsValid() {
-		said = 0 // how other nodes route to it is still to be said
-	}
-	if action.Down && !c.took && c.name != "" && (o != nil || c.pod.text != "") { // the owner of any other is unknown
-		if err := c.takeDown(ctx); err != nil {
-			return soon, err
-		}
-	}
-	if action.Bar && !c.barred {
-		has, err := ledger.Bar(c.ledgers, c.pod.uid, c.addrs...)
-		if err != nil {
-			return soon, err
-		}
-		c.barred = true
-		c.log.Info("Barred pod: it has ended", "pod", c.pod.String())
-		if there, err := c.any(has); err != nil || there {
-			return soon, err
-		}
-	}
-	switch action.Report {
-	case "":
-		if l.IP != nil && l.IP.PodUID == l.UID && l.IP.StatusUID == l.UID && l.IP.Node == l.Node && l.IP.Phase == pool.Bound {
-			c.bound += said
-		}
-		return settled, nil
-	case pool.Retained:
-		if there, err := c.isThere(ctx); err != nil || there {
-			return soon, err
-		}
-	case pool.Bound:
-		c.bound += said
-	}
-	return c.report(ctx, a, o, action.Report, l)
-}
-
-// decide finds out what else the decision about an address depends on, and makes it. o is its PodIP, nil if there is
-// none.
-func (c *podCheck) decide(ctx context.Context, a netip.Addr, o *v1alpha1.PodIP) (
-	l pool.Local, action pool.Action, err error) {
-	l = pool.Local{
-		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Terminal: c.pod.terminal,
-		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a],
-	}
-	if o != nil {
-		ip, err := pool.PodIPOf(o, 0)
-		if err != nil {
-			return l, action, err
-		}
-		l.IP = &ip
-	}
-	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
-		l.PodCIDR = c.router.podCIDR(a.Is4())
-	}
-	if l.LookUp() {
-		if err := c.lookUp(ctx, &l, o); err != nil {
-			return l, action, err
-		}
-	}
-	if l.LookUpNode() {
-		if l.Off, err = c.api.Off(ctx); err != nil {
-			return l, action, err
-		}
-	}
-	return l, pool.NextAction(l), nil
-}
-
-// lookUp reads the pod past all caches. If the watch is behind, what was read counts.
-func (c *podCheck) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) error {
-	namespace, name := c.pod.namespace, c.pod.name
-	if name == "" && o != nil && o.Spec.PodUID == c.pod.uid {
-		namespace, name = o.Spec.Namespace, o.Spec.PodName
-	}
-	if c.name = name; name == "" {
-		return nil
-	}
-	p, err := c.api.Pod(ctx, namespace, name)
-	if err != nil {
-		return err
-	}
-	if p == nil || string(p.UID) != c.pod.uid {
-		return nil
-	}
-	l.Here, l.Elsewhere = p.Spec.NodeName == c.node, p.Spec.NodeName != c.node
-	if l.Here && !l.Exists {
-		l.Exists, l.Ending, l.Terminal = true, p.DeletionTimestamp != nil, p.terminal()
-		c.ended = l.Ending || l.Terminal
-	}
-	return nil
-}
-
-// any reports whether one of these addresses may be there.
-func (c *podCheck) any(has []ledger.Address) (bool, error) {
-	now, err := c.ledgers.Clock.Now()
-	if err != nil {
-		return false, err
-	}
-	for _, a := range has {
-		if there, err := c.machine.there(a, now.BootID); err != nil || there {
-			return there, err
-		}
-	}
-	return false, nil
-}
-
-// isThere reports whether the pod is on the machine, now that it is barred.
+// isThere reports whether the pod is on the machine, now that nothing is granted.
 func (c *podCheck) isThere(ctx context.Context) (bool, error) {
 	if !c.looked {
 		p, err := c.machine.find(ctx, c.pod.sought(c.addrs), true)
@@ -475,6 +539,7 @@ func (c *podCheck) takeDown(ctx context.Context) error {
 		c.log.Warn("Stopped pod: the cluster no longer has it on this node", "pod", c.pod.String(),
 			"addrs", c.addrs, "sandboxes", c.p.sandboxes)
 	}
+	c.pods.setForeign(c.pod.uid, true)
 	return errors.Join(errs...)
 }
 

@@ -132,8 +132,9 @@ type api interface {
 	// Pod returns a pod of any node.
 	Pod(ctx context.Context, namespace, name string) (*Pod, error)
 	PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error)
-	// ApplyStatus applies the status of a PodIP, bound to its UID and version. Without an error ip is what the API server
-	// has then.
+	// PodIPsHere lists the PodIPs whose status, or whose spec.adoptedOn, names this node.
+	PodIPsHere(ctx context.Context) ([]v1alpha1.PodIP, error)
+	// ApplyStatus applies the status of a PodIP, bound to its UID and version.
 	ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error
 	Audit(ctx context.Context) (audit *v1alpha1.PodIPAudit, version string, err error)
 	WatchAudit(ctx context.Context, version string) (watch.Interface, error)
@@ -273,6 +274,18 @@ func (s *server) PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, e
 	return ip, nil
 }
 
+func (s *server) PodIPsHere(ctx context.Context) (all []v1alpha1.PodIP, err error) {
+	for _, field := range []string{"status.nodeName", "spec.adoptedOn"} {
+		list := &v1alpha1.PodIPList{}
+		selector := fields.OneTermEqualSelector(field, s.node).String()
+		if err := s.list(ctx, s.client.Get().Resource("podips"), selector, list); err != nil {
+			return nil, fmt.Errorf("listing the PodIPs that name the node: %w", err)
+		}
+		all = append(all, list.Items...)
+	}
+	return all, nil
+}
+
 func (s *server) ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error {
 	var since *metav1.Time
 	if ip.Status.Since != nil {
@@ -286,22 +299,19 @@ func (s *server) ApplyStatus(ctx context.Context, ip *v1alpha1.PodIP) error {
 	if ip.Status.PodCIDR != "" {
 		status["podCIDR"] = ip.Status.PodCIDR
 	}
-	now := &v1alpha1.PodIP{}
 	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
 		map[string]any{
 			"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIP",
 			"metadata": map[string]any{"name": ip.Name, "uid": ip.UID, "resourceVersion": ip.ResourceVersion},
 			"status":   status,
-		}, now)
+		})
 	if err != nil {
 		return fmt.Errorf("writing the status of PodIP %s: %w", ip.Name, err)
 	}
-	*ip = *now
 	return nil
 }
 
-// apply reads the answer into an object, unless that is nil.
-func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any, into runtime.Object) error {
+func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any) error {
 	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	body, err := json.Marshal(object)
@@ -309,12 +319,8 @@ func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]a
 		return err
 	}
 	force := true
-	answer := r.VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force},
-		metav1.ParameterCodec).Body(body).Do(ctx)
-	if into == nil {
-		return answer.Error()
-	}
-	return answer.Into(into)
+	return r.VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force},
+		metav1.ParameterCodec).Body(body).Do(ctx).Error()
 }
 
 func auditSelector() string {
@@ -359,7 +365,7 @@ func (s *server) ApplyReport(ctx context.Context, a *v1alpha1.PodIPReport) error
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPReport",
 		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},
 		"spec":     a.Spec,
-	}, nil)
+	})
 	if err != nil {
 		return fmt.Errorf("writing the PodIPReport of the node: %w", err)
 	}

@@ -9,24 +9,25 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 const (
-	// discoverEvery is between two looks at the node's own books, sweepEvery between two sweeps of old bars.
+	// discoverEvery is between two looks at the node's own books, sweepEvery between two sweeps of old files.
 	discoverEvery, discoverRetry = 5 * time.Minute, 5 * time.Second
 	sweepEvery                   = 12 * time.Hour
 )
 
-// discoverer looks for pods in the node's own books, and among those that run, that the cluster may no longer have. It
-// has no lock: it has no state.
+// discoverer looks for pods that no watch brings: in the node's own books, among those that run, and in PodIPs that name
+// this node. It has no lock: it has no state.
 type discoverer struct {
+	node     string
 	api      api
-	ledgers  ledger.Options
+	grants   grants.Dir
 	pods     *podTable
 	listing  *listing
 	machine  *machine
@@ -55,7 +56,7 @@ func (d *discoverer) deletedPods(s *sight) (deleted []cri.Sandbox) {
 	known, all := d.pods.uids()
 	for _, sandbox := range s.sandboxes {
 		uid := sandbox.Pod.UID
-		if !all[uid] && !known[uid] && mailbox.ValidPodUID(uid) == nil &&
+		if !all[uid] && !known[uid] && grants.ValidPodUID(uid) == nil &&
 			sandbox.Annotations[v1alpha1.AnnotationAddresses] == "" {
 			deleted = append(deleted, sandbox)
 		}
@@ -123,7 +124,7 @@ func (d *discoverer) addrsInside(ctx context.Context, s *sight, sandbox cri.Sand
 }
 
 func (d *discoverer) discover(ctx context.Context) error {
-	files, err := d.ledgers.Mailbox().Pods()
+	granted, err := d.grants.All()
 	if err != nil {
 		return err
 	}
@@ -132,21 +133,38 @@ func (d *discoverer) discover(ctx context.Context) error {
 		return err
 	}
 	deleted, blind := d.addrsOfDeleted(ctx, d.deletedPods(s))
-	d.pods.learn(s, files, deleted)
-	return blind
+	ips, err := d.namedHere(ctx)
+	d.pods.learn(s, granted, deleted, ips)
+	return errors.Join(blind, err)
 }
 
-// sweeps removes old bars.
+// namedHere returns the PodIPs that name this node: after a boot, or if the agent was away when their pods ended, nothing
+// else tells of them.
+func (d *discoverer) namedHere(ctx context.Context) (all []named, err error) {
+	if !d.listing.isComplete() {
+		return nil, nil
+	}
+	ips, err := d.api.PodIPsHere(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range ips {
+		o := &ips[i]
+		a, err := v1alpha1.ParsePodIPName(o.Name)
+		here := o.Spec.AdoptedOn == d.node
+		if o.Status.PodUID == o.Spec.PodUID {
+			here = o.Status.NodeName == d.node && o.Status.Phase != v1alpha1.PodIPRetained
+		}
+		if err == nil && here && o.Spec.Mode != v1alpha1.ModeCalico {
+			all = append(all, named{a, o.Spec.PodUID, o.Spec.Namespace, o.Spec.PodName})
+		}
+	}
+	return all, nil
+}
+
+// sweeps removes old files.
 func (d *discoverer) sweeps(ctx context.Context) {
 	for wait := time.Duration(0); wake.Pause(ctx, wait); wait = sweepEvery {
-		for !d.listing.isComplete() {
-			if !wake.Pause(ctx, time.Second) {
-				return
-			}
-		}
-		d.troubles.note("bars", d.ledgers.Mailbox().Sweep(func(uid string) bool {
-			_, known := d.pods.get(uid)
-			return known
-		}))
+		d.troubles.note("files", d.grants.Sweep())
 	}
 }

@@ -17,10 +17,10 @@ type metrics struct {
 // The words of the label part: what failed.
 const (
 	partWatch  = "watch"  // of pods, PodIPs, or of the PodIPAudit
-	partPod    = "pod"    // to check a pod: to read or write its PodIPs, to bar it, to find out whether it is there
+	partPod    = "pod"    // to check a pod: to read or write its PodIPs, to grant, to find out whether it is there
 	partReport = "report" // to report what all nodes are asked for
 	partBooks  = "books"  // to look through the node's own books
-	partBars   = "bars"   // to sweep old bars
+	partFiles  = "files"  // to sweep old files
 	partRoutes = "routes" // to route addresses of pools of mode Routed
 )
 
@@ -32,7 +32,7 @@ func newMetrics(k *Keeper) *metrics {
 		k: k,
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_agent_pool_failures_total",
-			Help: "Failures of the agent's pool operations by part: watch, pod, report, books, bars or routes. " +
+			Help: "Failures of the agent's pool operations by part: watch, pod, report, books, files or routes. " +
 				"Each is retried.",
 		}, []string{"part"}),
 		unproven: desc("stayput_agent_pool_unproven_pods",
@@ -70,7 +70,7 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 
 // serves starts the counters at 0, so that rate() sees the first increment.
 func (m *metrics) serves() {
-	for _, part := range []string{partWatch, partPod, partReport, partBooks, partBars, partRoutes} {
+	for _, part := range []string{partWatch, partPod, partReport, partBooks, partFiles, partRoutes} {
 		m.failures.WithLabelValues(part)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
@@ -41,7 +42,7 @@ func (w *world) exported() map[string]float64 {
 func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		quiet := map[string]float64{"failures_total watch": 0, "failures_total pod": 0, "failures_total report": 0,
-			"failures_total books": 0, "failures_total bars": 0, "failures_total routes": 0, "unproven_pods": 0,
+			"failures_total books": 0, "failures_total files": 0, "failures_total routes": 0, "unproven_pods": 0,
 			"oldest_unproven_pod_age_seconds": 0, "report_owed": 0, "routes": 0}
 		for n := range 2 {
 			w.given(n + 1)
@@ -62,7 +63,7 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 		if is["failures_total pod"] < 4 || is["unproven_pods"] != 1 || is["oldest_unproven_pod_age_seconds"] != 60 {
 			t.Errorf("with a pod of which nothing can be proved %v", is)
 		}
-		w.c.putAudit(audit(5, 5))
+		w.c.putAudit(audit(5, v1alpha1.PodIPAuditRecalling))
 		w.pass(time.Minute)
 		is = w.exported()
 		if is["failures_total report"] < 4 || is["report_owed"] != 1 {

@@ -1,20 +1,20 @@
-// Package podip is the agent's half of pools: addresses that belong to a pod and not to its node. It tells the plugin
-// which pods have which addresses, and the cluster which pods of this node have theirs, or will never have them again.
+// Package podip is the agent's half of pools: addresses that belong to a pod and not to its node. It names the node in the
+// PodIPs of its pods, then lets the plugin give the addresses, and tells the cluster once pods will never have them again.
 //
 // # What it promises
 //
-// What it tells the cluster is a fact. That a pod is gone it says only once the pod is barred from the node for good
-// (ledger.Bar), has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its
-// addresses is configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API
-// server or a file means wait, and is reported on /readyz. It may be killed between any two of its writes: each is made
-// again, or was enough.
+// A pod has an address of a pool only while its PodIP names this node: the plugin gives what is granted, and a grant is
+// finished after that write (package grants, pool.MayName).
 //
-// What it tells the plugin is a fact, too. It notes durably what pools the cluster has (mailbox.Served), and writes the
-// addresses of a pod (mailbox.Box.PutPod) only if their annotation names the guard under which none but the controller
-// can have written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
+// What it tells the cluster is a fact. That a pod has ended it says only once its grant is revoked (ledger.Revoke), and it
+// has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its addresses is
+// configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API server or a file
+// means wait, and is reported on /readyz. It may be killed between any two of its writes: each is made again, or was
+// enough.
 //
-// It decides nothing: [pool.NextAction] and [pool.Respond] do. Every fact that they depend on is read past all caches,
-// or the write is bound to it. While the cluster has no pool it watches and writes nothing.
+// It decides nothing: [pool.NextAction] does. Every fact that it depends on is read past all caches, is good for
+// pool.ReadFor, and each write is bound to what was read. Nobody's annotation is believed. While the cluster has no pool
+// it watches and writes nothing.
 //
 // # Who knows what
 //
@@ -23,7 +23,7 @@
 //	podip.go    Keeper: wiring
 //	served.go   servedPools: which pools there are
 //	pods.go     podTable: what is known of pods, and which are due
-//	follow.go   listing, follower: the watch of the node's pods, and the files for the plugin
+//	follow.go   listing, follower: the watch of the node's pods, and what the plugin is told of the pools
 //	discover.go discoverer: pods that no watch brings
 //	check.go    checker: what is done about a pod that is due
 //	status.go   what is reported of it
@@ -34,8 +34,7 @@
 //	metrics.go  what is counted
 //	client.go   the API server
 //
-// Locks are taken in this order: follower, podTable, then one of listing and servedPools. Those of reporter, router and
-// troubles are taken alone, or last. Only the follower's is held while a file is written or the API server is asked.
+// Locks are taken alone, but for that of podTable, which is taken before that of listing.
 package podip
 
 import (
@@ -49,8 +48,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
@@ -116,6 +115,7 @@ type Table interface {
 type Keeper struct {
 	node    string
 	ledgers ledger.Options
+	grants  grants.Dir
 	log     *slog.Logger
 
 	// What the loops share.
@@ -148,25 +148,25 @@ func New(o Options) *Keeper {
 
 // newKeeper returns a Keeper that routes nothing.
 func newKeeper(o Options, api api) *Keeper {
-	k := &Keeper{node: o.Node, ledgers: o.Ledgers, log: o.Log}
+	k := &Keeper{node: o.Node, ledgers: o.Ledgers, grants: o.Ledgers.Grants(), log: o.Log}
 	k.metrics = newMetrics(k)
 	k.troubles = &troubles{log: o.Log, failed: k.metrics.failed, now: map[string]string{}}
 	k.served = &servedPools{log: o.Log, changed: wake.New()}
 	k.listing = &listing{}
-	k.pods = &podTable{served: k.served, listing: k.listing, log: o.Log}
+	k.pods = &podTable{listing: k.listing, log: o.Log}
 	k.machine = newMachine(o)
 
 	discoverNow, reportNow := wake.New(), wake.New()
 	k.follower = &follower{
-		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
+		node: o.Node, api: api, grants: k.grants, served: k.served, pods: k.pods, listing: k.listing,
 		troubles: k.troubles, listed: []wake.Signal{discoverNow, reportNow},
 	}
 	k.discoverer = &discoverer{
-		api: api, ledgers: o.Ledgers, pods: k.pods, listing: k.listing, machine: k.machine, troubles: k.troubles,
-		now: discoverNow,
+		node: o.Node, api: api, grants: k.grants, pods: k.pods, listing: k.listing, machine: k.machine,
+		troubles: k.troubles, now: discoverNow,
 	}
 	k.reporter = &reporter{
-		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
+		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, pods: k.pods, listing: k.listing,
 		machine: k.machine, troubles: k.troubles, now: reportNow, cannotServe: o.CannotServe,
 	}
 	if o.CannotServe == nil {
@@ -176,12 +176,12 @@ func newKeeper(o Options, api api) *Keeper {
 	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine
 	k.router.reporter, k.router.troubles = k.reporter, k.troubles
 	k.reporter.recalled = func() {
-		k.pods.enqueueAll()
+		k.listing.repeat()
 		k.router.doubtPlaces()
 	}
 	k.checker = &checker{
-		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, runtime: o.Runtime, serves: o.Serves, pods: k.pods,
-		follower: k.follower, machine: k.machine, router: k.router, troubles: k.troubles,
+		node: o.Node, api: api, ledgers: o.Ledgers, grants: k.grants, log: o.Log, runtime: o.Runtime, serves: o.Serves,
+		pods: k.pods, reporter: k.reporter, machine: k.machine, router: k.router, troubles: k.troubles,
 	}
 	return k
 }
@@ -195,7 +195,7 @@ func (k *Keeper) SetRouted(enabled bool) { k.router.enable(enabled) }
 // Look queues a pod: its sandbox has started or, if stops is true, stops or has gone, which tells nothing of a pod that
 // is not known.
 func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool) {
-	if k != nil && mailbox.ValidPodUID(pod.UID) == nil {
+	if k != nil && grants.ValidPodUID(pod.UID) == nil {
 		k.pods.look(pod, annotations, stops)
 	}
 }
@@ -227,7 +227,7 @@ func (k *Keeper) Run(ctx context.Context) {
 			k.serve(ctx)
 			continue
 		case heard:
-			err := k.follower.withdraw()
+			err := k.follower.tellServed()
 			if k.troubles.note("served", err); err != nil {
 				retry = time.After(retryLast)
 			}
@@ -246,7 +246,9 @@ const servedAgain = 10 * time.Second
 // serve works until the cluster has no pool or ctx is done.
 func (k *Keeper) serve(ctx context.Context) {
 	// Until the plugin knows which node this is, it probes for more addresses than it need.
-	k.troubles.note("node", k.ledgers.Mailbox().PutNode(k.node))
+	// What another process has begun is begun again.
+	k.troubles.note("grants", k.grants.EndPending())
+	k.troubles.note("node", k.grants.PutNode(k.node))
 	ctx, cancel := context.WithCancel(ctx)
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast))
@@ -286,7 +288,6 @@ func (k *Keeper) tellServed(ctx context.Context) {
 			return
 		case <-k.served.changed:
 			k.router.relist()
-			k.pods.guardChanged()
 		case <-again.C:
 		}
 		k.troubles.note("served", k.follower.tellServed())

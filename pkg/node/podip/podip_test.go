@@ -15,13 +15,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/test/nodetest"
@@ -50,7 +47,6 @@ func TestWithoutPoolsNothingIsAskedOrWritten(t *testing.T) {
 		w.pass(time.Second)
 		asked := len(w.c.asked)
 		w.given(2)
-		w.runs(2)
 		w.pass(24 * time.Hour)
 		if more := w.c.asked[asked:]; len(more) > 0 {
 			t.Errorf("asked %v", more)
@@ -77,10 +73,11 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 		if got := w.file(1); got != text(1) {
 			t.Errorf("the file says %q", got)
 		}
-		w.wantPhase(1, "")
-		w.runs(1)
-		w.pass(time.Second)
 		w.wantPhase(1, v1alpha1.PodIPBound)
+		if n := w.c.count("get podip"); n != 1 {
+			t.Errorf("its grant cost %d reads of its PodIP, want 1", n)
+		}
+		w.runs(1)
 		w.pass(time.Minute)
 		reads := w.c.count("get")
 		w.pass(time.Hour)
@@ -93,7 +90,7 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 		w.c.put(ends(p))
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPBound)
-		w.wantBarred(1, false)
+		w.wantGranted(1, true)
 		if n := w.c.count("get") - reads; n > 0 {
 			t.Errorf("a pod that changes, and one that ends for a minute, cost %d reads", n)
 		}
@@ -101,7 +98,7 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 		w.lists(1, false)
 		w.pass(100 * time.Millisecond)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
-		w.wantBarred(1, true)
+		w.wantGranted(1, false)
 		p.Labels, p.Status.Phase = nil, "Succeeded"
 		w.c.put(p)
 		w.pass(time.Second)
@@ -109,14 +106,11 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 		w.pass(time.Second)
 		w.k.Look(w.name(1), p.Annotations, true) // its sandbox is removed last
 		w.pass(time.Second)
-		if n := w.c.count("get") - reads; n > 0 {
-			t.Errorf("its end cost %d reads", n)
-		}
-		if w.file(1) != "" {
-			t.Error("its file is still there")
+		if n := w.c.count("get") - reads; n > 1 {
+			t.Errorf("its end cost %d reads, want 1", n)
 		}
 		w.netns(1)
-		if err := w.add(1); !errors.Is(err, ledger.ErrBarred) {
+		if err := w.add(1); !errors.Is(err, ledger.ErrNotGranted) {
 			t.Errorf("an ADD after that: %v", err)
 		}
 		if n := w.c.count("report"); n != 2 {
@@ -125,64 +119,8 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 	})
 }
 
-// A PodIP whose status this agent has written is not read again before the next write, unless it has changed since.
-func TestAPodIPThatHasChangedSinceItWasReportedIsReadAgain(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(ip *v1alpha1.PodIP)
-		want   v1alpha1.PodIPPhase
-	}{
-		"kept for longer":      {func(ip *v1alpha1.PodIP) { ip.Spec.Retention = "1h0m0s" }, v1alpha1.PodIPRetained},
-		"given to another pod": {func(ip *v1alpha1.PodIP) { ip.Spec.PodUID = uid(9) }, v1alpha1.PodIPBound},
-		"made again": {func(ip *v1alpha1.PodIP) {
-			ip.UID, ip.Status = "other", v1alpha1.PodIPStatus{}
-		}, v1alpha1.PodIPRetained},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				p := w.bound(1)
-				w.c.mu.Lock()
-				ip := w.c.ips[addr(1).String()]
-				c.change(ip)
-				ip.ResourceVersion = w.c.next()
-				w.c.mu.Unlock()
-				reads := w.c.count("get podip")
-				w.c.put(ends(p))
-				w.stops(1)
-				w.lists(1, false)
-				w.pass(time.Second)
-				w.wantPhase(1, c.want)
-				w.wantBarred(1, true)
-				if n := w.c.count("get podip") - reads; n == 0 {
-					t.Error("it was not read again")
-				}
-			})
-		})
-	}
-}
-
-// After a restore a PodIP may have the version of before, and be another pod's.
-func TestAfterARecallNoPodIPIsWrittenUnread(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p := w.bound(1)
-		w.c.mu.Lock()
-		w.c.ips[addr(1).String()].Spec.PodUID = uid(9) // at the same version
-		w.c.mu.Unlock()
-		w.c.putAudit(audit(7, 7))
-		w.pass(time.Second)
-		w.c.put(ends(p))
-		w.stops(1)
-		w.lists(1, false)
-		reports := w.c.count("report")
-		w.pass(time.Minute)
-		w.wantBarred(1, true)
-		if n := w.c.count("report") - reports; n > 0 {
-			t.Errorf("%d reports of another pod's PodIP", n)
-		}
-	})
-}
-
-// Other nodes route to a pod by the time it reports: its node says that it is there before it starts.
-func TestARoutedPodIsReportedBeforeItStarts(t *testing.T) {
+// Other nodes route to a pod by the time it starts.
+func TestARoutedPodIsNamedWithThePrefixOfItsNode(t *testing.T) {
 	inWorld(t, func(w *world) {
 		route := func(cidr string) {
 			w.mu.Lock()
@@ -198,33 +136,23 @@ func TestARoutedPodIsReportedBeforeItStarts(t *testing.T) {
 			w.c.ips[addr(n).String()].Spec.Mode = v1alpha1.ModeRouted
 			w.c.mu.Unlock()
 			w.c.put(p)
+			w.pass(time.Second)
 			return p
 		}
 		p := routed(1)
-		w.given(2)
-		w.pass(time.Second)
-		w.wantPhase(1, v1alpha1.PodIPAllocated)
-		w.wantPhase(2, "")
+		w.wantPhase(1, v1alpha1.PodIPBound)
 		if got := w.status(1).PodCIDR; got != "10.244.1.0/24" {
 			t.Errorf("nodes route by %q", got)
 		}
-		w.wantBarred(1, false)
 		asked := w.c.count("")
 		w.pass(5 * time.Minute)
 		if n := w.c.count("") - asked; n > 0 {
 			t.Errorf("a pod that does not start yet cost %d requests", n)
 		}
-		w.runs(1)
-		w.pass(time.Second)
-		w.wantPhase(1, v1alpha1.PodIPBound)
-		if got := w.status(1).PodCIDR; got != "10.244.1.0/24" {
-			t.Errorf("of the pod that runs, nodes route by %q", got)
-		}
-		if n := w.c.count("report"); n != 2 {
-			t.Errorf("%d reports, want 2", n)
+		if n := w.c.count("report"); n != 1 {
+			t.Errorf("%d reports, want 1", n)
 		}
 		w.c.put(ends(p))
-		w.stops(1)
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
 		if got := w.status(1).PodCIDR; got != "" {
@@ -236,12 +164,9 @@ func TestARoutedPodIsReportedBeforeItStarts(t *testing.T) {
 		w.cidr = netip.Prefix{}
 		w.mu.Unlock()
 		routed(3)
-		w.pass(time.Minute)
-		w.wantPhase(3, "")
-		w.runs(3)
-		w.pass(time.Second)
 		w.wantPhase(3, v1alpha1.PodIPBound)
 		route("10.244.7.0/24")
+		w.k.pods.enqueueAll() // as the router does
 		w.pass(time.Minute)
 		if got := w.status(3).PodCIDR; got != "10.244.7.0/24" {
 			t.Errorf("once it is known, nodes route by %q", got)
@@ -276,10 +201,8 @@ func TestAPodThatStartedWithoutThePluginStartsAgain(t *testing.T) {
 		check(t, err)
 		w.k.Look(w.name(1), nil, false)
 		w.pass(time.Minute)
-		w.wantPhase(1, "") // the runtime was asked before the ledger had it
 		w.lists(1, true)
 		w.pass(time.Minute)
-		w.wantPhase(1, "")
 		if n := stopped(); n > 0 {
 			t.Errorf("%d sandboxes were stopped, though the next one would be no better", n)
 		}
@@ -288,7 +211,6 @@ func TestAPodThatStartedWithoutThePluginStartsAgain(t *testing.T) {
 		if stopped() == 0 {
 			t.Error("it goes on with an address that it was not given")
 		}
-		w.wantPhase(1, "")
 		w.stops(1)
 		n := stopped()
 		w.runs(1)
@@ -316,11 +238,11 @@ func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 		}
 		p := w.given(1)
 		w.pass(time.Second)
-		if name, err := w.ledgers.Mailbox().Node(); err != nil || name != node {
+		if name, err := w.ledgers.Grants().Node(); err != nil || name != node {
 			t.Errorf("the plugin knows this node as %q, %v", name, err)
 		}
 		conflict(1, "02:00:00:00:00:01")
-		w.wantPhase(1, v1alpha1.PodIPAllocated)
+		w.wantPhase(1, v1alpha1.PodIPBound)
 		if got := w.status(1).Conflict; got != "02:00:00:00:00:01" {
 			t.Errorf("the conflict is %q", got)
 		}
@@ -345,7 +267,6 @@ func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 		if got := w.status(1).Conflict; got != "" {
 			t.Errorf("the conflict is still %q", got)
 		}
-		check(t, w.ledgers.Mailbox().PutProbed(uid(1), []netip.Addr{addr(1)}))
 		w.c.put(ends(p))
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
@@ -353,13 +274,10 @@ func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 		w.wantPhase(1, v1alpha1.PodIPRetained)
 		w.c.remove(uid(1))
 		w.pass(time.Second)
-		if probed, err := w.ledgers.Mailbox().Probed(uid(1)); err != nil || probed != nil {
-			t.Errorf("of the pod that is gone is still noted %v, %v", probed, err)
-		}
 		conflict(2, "02:00:00:00:00:01") // of which nothing is known yet
 		w.given(2)
 		w.pass(time.Second)
-		w.wantPhase(2, "")
+		w.wantPhase(2, v1alpha1.PodIPBound)
 	})
 }
 
@@ -403,7 +321,7 @@ func TestAPodIsGoneOnlyOnceNothingOfItIsThere(t *testing.T) {
 				w.r.fail(nil)
 				w.pass(time.Minute)
 				w.wantPhase(1, v1alpha1.PodIPRetained)
-				w.wantBarred(1, true)
+				w.wantGranted(1, false)
 				if said := w.k.Trouble(); said != "" {
 					t.Errorf("says %q", said)
 				}
@@ -505,8 +423,8 @@ func TestANamespaceThatCannotBeReadHoldsUpOnlyWhatItMayHave(t *testing.T) {
 	})
 }
 
-// What is seen before a pod is barred proves nothing: it takes one look afterwards, which is dear.
-func TestNamespacesAreLookedIntoOnceAndAfterThePodIsBarred(t *testing.T) {
+// What is seen while a pod is granted its address proves nothing: it takes one look afterwards, which is dear.
+func TestNamespacesAreLookedIntoOnceAndAfterTheGrantIsRevoked(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.given(1)
 		w.runs(1)
@@ -514,7 +432,7 @@ func TestNamespacesAreLookedIntoOnceAndAfterThePodIsBarred(t *testing.T) {
 		see, looks := w.k.machine.observe, 0
 		w.k.machine.observe = func(ctx context.Context, q hostnet.Question) (*hostnet.View, error) {
 			looks++
-			w.wantBarred(1, true)
+			w.wantGranted(1, false)
 			return see(ctx, q)
 		}
 		w.c.remove(uid(1))
@@ -609,8 +527,8 @@ func TestThePodThatHasTheAddressNextStaysUp(t *testing.T) {
 		if len(down) > 0 || len(w.r.stopped) > 0 {
 			t.Errorf("took %v down and stopped %v", down, w.r.stopped)
 		}
-		w.wantBarred(1, true)
-		w.wantBarred(2, false)
+		w.wantGranted(1, false)
+		w.wantGranted(2, true)
 	})
 }
 
@@ -672,7 +590,7 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 		if len(w.r.stopped) == 0 || up(w, 1) {
 			t.Errorf("stopped %v, and the interface is up: %t", w.r.stopped, up(w, 1))
 		}
-		w.wantBarred(1, true)
+		w.wantGranted(1, false)
 	}
 	t.Run("the operator said that its node is off", func(t *testing.T) {
 		inWorld(t, func(w *world) {
@@ -808,7 +726,7 @@ func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
 				if !stopped(w) {
 					t.Error("it goes on answering")
 				}
-				w.wantBarred(1, true)
+				w.wantGranted(1, false)
 			})
 		})
 	}
@@ -849,7 +767,7 @@ func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
 				if stopped(w) {
 					t.Error("taken down")
 				}
-				w.wantBarred(1, false)
+				w.wantGranted(1, true)
 			})
 		})
 	}
@@ -887,7 +805,7 @@ func TestOnlyWhatIsKnownToBeThePodsIsTakenDown(t *testing.T) {
 		if said := w.k.Trouble(); !strings.Contains(said, foreign) {
 			t.Errorf("says %q", said)
 		}
-		w.wantBarred(1, true)
+		w.wantGranted(1, false)
 	})
 }
 
@@ -922,17 +840,17 @@ func TestAWatchThatLagsEndsNoPod(t *testing.T) {
 		p := w.given(1)
 		w.lists(1, false)
 		w.pass(time.Minute)
-		w.wantBarred(1, false)
+		w.wantGranted(1, true)
 		w.runs(1)
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPBound)
-		w.wantBarred(1, false)
+		w.wantGranted(1, true)
 		w.stops(1)
 		p.Status.Phase = "Succeeded"
 		w.c.put(p)
 		w.pass(2 * apiwatch.Timeout)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
-		w.wantBarred(1, true)
+		w.wantGranted(1, false)
 	})
 }
 
@@ -951,7 +869,7 @@ func TestAPartitionDelaysAndLosesNothing(t *testing.T) {
 		w.c.put(ends(a)) // by the API server; the agent does not see it
 		w.pass(time.Hour)
 		w.wantPhase(1, v1alpha1.PodIPBound)
-		w.wantBarred(1, false)
+		w.wantGranted(1, true)
 		w.c.remove(uid(1))
 		w.c.put(ends(b))
 		w.c.fail(nil)
@@ -979,13 +897,13 @@ func TestAPartitionDelaysAndLosesNothing(t *testing.T) {
 	})
 }
 
-// The agent was away while its pod was deleted: only its file, or the sandbox, tells of it.
+// The agent was away while its pod was deleted: only its grant, the sandbox, the ledger or its PodIP tells of it.
 func TestAnAgentThatWasAwayFinishes(t *testing.T) {
 	for name, meanwhile := range map[string]func(*world){
-		"the file tells":    func(w *world) { w.stops(1) },
-		"the sandbox tells": func(w *world) { check(t, w.ledgers.Mailbox().DeletePod(uid(1))) },
+		"the grant tells":   func(w *world) { w.stops(1) },
+		"the sandbox tells": func(w *world) { check(t, w.ledgers.Grants().Revoke(uid(1))) },
 		"the ledger tells": func(w *world) {
-			check(t, w.ledgers.Mailbox().DeletePod(uid(1)))
+			check(t, w.ledgers.Grants().Revoke(uid(1)))
 			w.r.mu.Lock()
 			clear(w.r.sandboxes)
 			w.r.mu.Unlock()
@@ -1001,39 +919,16 @@ func TestAnAgentThatWasAwayFinishes(t *testing.T) {
 				meanwhile(w)
 				w.starts(-1)
 				w.pass(time.Minute)
-				if name != "the file tells" {
+				if name != "the grant tells" {
 					w.wantPhase(1, v1alpha1.PodIPBound)
 					w.stops(1)
 					w.pass(20 * time.Second)
 				}
 				w.wantPhase(1, v1alpha1.PodIPRetained)
-				w.wantBarred(1, true)
+				w.wantGranted(1, false)
 			})
 		})
 	}
-}
-
-func TestOldBarsAreSwept(t *testing.T) {
-	inWorld(t, func(w *world) {
-		for n := 1; n <= 3; n++ {
-			_, err := ledger.Bar(w.ledgers, uid(n))
-			check(t, err)
-		}
-		old := time.Now().Add(-mailbox.BarFor - time.Hour)
-		for _, n := range []int{1, 2} {
-			path, _ := w.ledgers.Mailbox().PodPath(uid(n))
-			check(t, os.Chtimes(path+".barred", old, old))
-		}
-		path, _ := w.ledgers.Mailbox().PodPath(uid(3))
-		check(t, os.Chtimes(path+".barred", time.Now(), time.Now()))
-		p := w.given(2) // a Job that is over, say
-		p.Status.Phase = "Succeeded"
-		w.c.put(p)
-		w.pass(sweepEvery + time.Minute)
-		w.wantBarred(1, false)
-		w.wantBarred(2, true)
-		w.wantBarred(3, true)
-	})
 }
 
 // kills runs an agent that is killed after every number of writes, and another one after it.
@@ -1042,7 +937,6 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 		done := false
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t)
-			w.c.putAudit(audit(7, 7))
 			p, q := w.given(1), w.given(2)
 			w.starts(writes)
 			w.pass(time.Second)
@@ -1076,11 +970,8 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 			again()
 			w.wantPhase(2, v1alpha1.PodIPRetained)
 			for _, n := range []int{1, 2} {
-				if w.status(n).Phase == v1alpha1.PodIPRetained {
-					w.wantBarred(n, true)
-				}
 				if w.file(n) != "" {
-					t.Errorf("killed after %d writes: the file of pod %d stays", writes, n)
+					t.Errorf("killed after %d writes: the grant of pod %d stays", writes, n)
 				}
 			}
 			w.end()
@@ -1094,32 +985,12 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	}
 }
 
-// micro returns the time of a round in microseconds.
-func micro(round int64) *metav1.MicroTime {
-	t := v1alpha1.RoundTime(1000 * round)
-	return &t
-}
-
-// audit has rounds in microseconds.
-func audit(round, epoch int64, asked ...string) *v1alpha1.PodIPAudit {
-	r := &v1alpha1.PodIPAudit{}
-	r.Spec = v1alpha1.PodIPAuditSpec{Round: *micro(round), Epoch: micro(epoch), Term: micro(epoch),
-		Phase: v1alpha1.PodIPAuditSettled}
-	if round == epoch {
-		r.Spec.Phase = v1alpha1.PodIPAuditRecalling
-	}
-	for _, a := range asked {
-		r.Spec.Asked = append(r.Spec.Asked, v1alpha1.PodIPQuestion{About: a, Round: *micro(round)})
-	}
-	return r
-}
-
-func (w *world) wantReport(round int64, held ...int) {
+func (w *world) wantReport(epoch int64, held ...int) {
 	w.t.Helper()
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	if w.c.report == nil {
-		w.t.Errorf("no report, want that of round %d; the agent says %q", round, w.k.Trouble())
+		w.t.Errorf("no report, want that of epoch %d; the agent says %q", epoch, w.k.Trouble())
 		return
 	}
 	var is, want []string
@@ -1129,175 +1000,15 @@ func (w *world) wantReport(round int64, held ...int) {
 	for _, n := range held {
 		want = append(want, addr(n).String()+" "+uid(n)+" default/"+w.pod(n).Name+" blue")
 	}
-	if !w.c.report.Spec.Round.Equal(micro(round)) || !slices.Equal(is, want) {
-		w.t.Errorf("answered round %v with %v, want round %d with %v", w.c.report.Spec.Round, is, round, want)
+	if !w.c.report.Spec.Epoch.Equal(micro(epoch)) || !slices.Equal(is, want) {
+		w.t.Errorf("reported %v for epoch %v, want %v for epoch %d", is, w.c.report.Spec.Epoch, want, epoch)
 	}
-}
-
-func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.c.putAudit(audit(5, 5))
-		w.given(1)
-		w.given(2)
-		w.given(3)
-		w.runs(1)
-		w.pass(200 * time.Millisecond) // without a back-off
-		w.wantReport(5, 1)
-		if said := w.k.Trouble(); said != "" {
-			t.Errorf("says %q", said)
-		}
-		checked, _, err := ledger.Epoch(w.ledgers)
-		check(t, err)
-		if checked != 5000 {
-			t.Errorf("checked %d", checked)
-		}
-		// Its bar may be lost, so its PodIP is asked for, once. Of a pod that comes later none can be.
-		if n := w.c.count("get podip " + addr(2).String()); n != 1 || w.file(2) != text(2) {
-			t.Errorf("read the PodIP of a pod that has yet to start %d times; its file says %q", n, w.file(2))
-		}
-		w.given(4)
-		w.pass(200 * time.Millisecond)
-		if n := w.c.count("get podip " + addr(4).String()); n > 0 || w.file(4) != text(4) {
-			t.Errorf("read the PodIP of a pod that came later %d times; its file says %q", n, w.file(4))
-		}
-
-		// A backup is restored that lacks pods 2 and 3, of which kubelet knows. What is still on its way must not count.
-		w.c.fail(errDown)
-		w.pass(time.Minute)
-		w.c.mu.Lock()
-		delete(w.c.pods, uid(2))
-		delete(w.c.pods, uid(3))
-		delete(w.c.ips, addr(1).String())
-		w.c.mu.Unlock()
-		w.c.audit.Spec.Round, w.c.audit.Spec.Epoch = *micro(3), micro(3)
-		w.c.report.Spec.Round = *micro(3)
-		w.c.fail(nil)
-		w.pass(20 * time.Second)
-		w.c.putAudit(audit(9, 9))
-		w.pass(time.Second)
-		w.wantReport(9, 1)
-		w.netns(2)
-		if err := w.add(2); !errors.Is(err, ledger.ErrUnseen) && !errors.Is(err, ledger.ErrBarred) {
-			t.Errorf("a pod that the cluster has forgotten starts: %v", err)
-		}
-		if w.file(1) != text(1) || w.file(2) != "" {
-			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
-		}
-
-		// The controller makes the PodIP again, and the recall is over.
-		w.putIP(addr(1), uid(1), "web-1")
-		over := audit(9, 9)
-		over.Spec.Phase, over.Spec.Term = v1alpha1.PodIPAuditSettled, micro(10)
-		w.c.putAudit(over)
-		w.pass(time.Second)
-		w.wantPhase(1, v1alpha1.PodIPBound)
-	})
-}
-
-// The clock of an earlier leader was ahead: after a restore the next epoch is below the one that the node has begun.
-func TestARecallByAClockThatIsBehindTheLastOneIsAnswered(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.c.putAudit(audit(9, 9))
-		w.given(1)
-		w.given(2)
-		w.runs(1)
-		w.pass(time.Second)
-		w.wantReport(9, 1)
-
-		w.c.mu.Lock()
-		delete(w.c.pods, uid(2))
-		w.c.report.Spec.Round = *micro(3)
-		w.c.mu.Unlock()
-		w.c.putAudit(audit(5, 5))
-		w.pass(time.Second)
-		w.wantReport(5, 1)
-		if w.file(1) != text(1) || w.file(2) != "" {
-			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
-		}
-	})
-}
-
-// While the agent begins an epoch it does not believe events of before.
-func TestAnEventOfBeforeARecallWritesNoFile(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.given(1)
-		w.pass(time.Second)
-		w.c.mu.Lock()
-		delete(w.c.pods, uid(1))
-		w.c.mu.Unlock()
-		for i := range 20 {
-			p := w.pod(2)
-			w.c.mu.Lock()
-			p.ResourceVersion = w.c.next()
-			w.c.tell("MODIFIED", p) // of an API server that has forgotten it by now
-			w.c.mu.Unlock()
-			if i == 10 {
-				w.c.putAudit(audit(5, 5))
-			}
-		}
-		w.pass(time.Minute)
-		if w.file(1) != "" || w.file(2) != "" {
-			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
-		}
-		w.wantReport(5)
-	})
-}
-
-func TestPodsThatAreAskedForAreBarredBeforeTheReport(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.given(1)
-		w.runs(1)
-		w.pass(time.Second)
-		w.c.putAudit(audit(5, 5))
-		w.pass(time.Second)
-		w.c.putAudit(audit(6, 5, uid(1), uid(2), addr(1).String()))
-		w.pass(time.Second)
-		w.wantReport(6, 1)
-		w.wantBarred(1, false)
-		w.wantBarred(2, true)
-
-		// Nothing is said while it is not known.
-		for what, broken := range map[string]func(bool){
-			"the runtime": func(is bool) {
-				w.r.fail(map[bool]error{true: errors.New("upset")}[is])
-			},
-			"the ledger": func(is bool) {
-				files, err := filepath.Glob(filepath.Join(w.ledgers.StateDir, "pods-*", "network*"))
-				check(t, err)
-				if is {
-					check(t, os.Rename(files[0], files[0]+"~"))
-					check(t, os.Mkdir(files[0], 0o755))
-				} else {
-					check(t, os.Remove(filepath.Join(filepath.Dir(files[0]), "network")))
-					check(t, os.Rename(filepath.Join(filepath.Dir(files[0]), "network~"),
-						filepath.Join(filepath.Dir(files[0]), "network")))
-				}
-			},
-			"the node": func(is bool) {
-				w.c.mu.Lock()
-				w.c.node = map[bool]types.UID{false: "node-uid"}[is]
-				w.c.mu.Unlock()
-			},
-		} {
-			round := v1alpha1.RoundOf(&w.c.report.Spec.Round) / 1000
-			broken(true)
-			w.c.putAudit(audit(round+1, 5, uid(3)))
-			w.pass(time.Minute)
-			w.wantReport(round, 1)
-			if w.k.Trouble() == "" {
-				t.Errorf("nothing is said of %s", what)
-			}
-			broken(false)
-			w.pass(20 * time.Second)
-			w.wantReport(round+1, 1)
-		}
-	})
 }
 
 // The report goes with its Node.
 func TestAReportThatIsGoneIsWrittenAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.c.putAudit(audit(5, 5))
+		w.c.putAudit(audit(5, v1alpha1.PodIPAuditRecalling))
 		w.pass(time.Second)
 		w.wantReport(5)
 		w.c.mu.Lock()
@@ -1305,7 +1016,7 @@ func TestAReportThatIsGoneIsWrittenAgain(t *testing.T) {
 		w.c.mu.Unlock()
 		for range 20 { // marks
 			w.pass(30 * time.Second)
-			w.c.putAudit(audit(5, 5))
+			w.c.putAudit(audit(5, v1alpha1.PodIPAuditRecalling))
 		}
 		w.wantReport(5)
 		if w.c.report != nil && w.c.report.OwnerReferences[0].UID != "another" {
@@ -1314,13 +1025,12 @@ func TestAReportThatIsGoneIsWrittenAgain(t *testing.T) {
 		said := w.c.count("say")
 		for range 100 {
 			w.pass(30 * time.Second)
-			w.c.putAudit(audit(5, 5))
+			w.c.putAudit(audit(5, v1alpha1.PodIPAuditRecalling))
 		}
 		if n := w.c.count("say") - said; n > 0 {
 			t.Errorf("answered %d more times", n)
 		}
-		over := audit(5, 5) // no controller waits for a report any more
-		over.Spec.Phase = v1alpha1.PodIPAuditSettled
+		over := audit(5, v1alpha1.PodIPAuditSettled) // no controller waits for a report any more
 		w.c.putAudit(over)
 		w.pass(time.Minute)
 		reads := w.c.count("get")

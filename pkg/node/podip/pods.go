@@ -15,7 +15,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -28,20 +27,16 @@ type record struct {
 	annotations     map[string]string
 	labels          map[string]string
 
-	text     string       // the annotation with its addresses, empty if nothing vouches for one
-	claimed  string       // what its annotation says, empty if that is known to be true
-	observed []netip.Addr // addresses that only the ledger, or only the pod's network namespace, shows
-	// unconfirmed says that the plugin is to be told of the pod once its PodIPs say the same.
-	unconfirmed bool
+	// text is the annotation with its addresses, or the grant that was made of it. Anyone may have written the annotation:
+	// the PodIPs say whether it is true.
+	text string
+	// observed are addresses that only the ledger, the pod's network namespace or a PodIP shows.
+	observed []netip.Addr
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
 	// in place.
 	conflicts map[netip.Addr]string
 
-	// written has the PodIPs as they were once this agent had written their status; by now they may be others. It is never
-	// changed in place.
-	written map[netip.Addr]*v1alpha1.PodIP
-
-	// netns are those that the pod was seen to have when it was bound. A pod with a user namespace of its own is known by
+	// netns are those that the pod was seen to have while it ran. A pod with a user namespace of its own is known by
 	// nothing else once its ledger's record and its mount are gone. It is never changed in place.
 	netns []ledger.Netns
 
@@ -49,15 +44,16 @@ type record struct {
 	exists, ending, terminal bool
 	// stops says that the runtime has reported that it stops the sandbox, and not since that it runs another one.
 	stops bool
+	// foreign says that the pod has no right to its addresses any more, though it may have them.
+	foreign bool
 	// ended is when it was found that the pod has ended, zero if it has not, or is about to.
 	ended time.Time
 
-	// bound says that the cluster knows that the pod has its addresses here; placed, that the cluster knows that other
-	// nodes are to route to the pod, which has not started. gone says that all that is to be done for a pod that is gone
-	// was done. They hold until something of the pod changes that matters, or all are due again; changes counts that.
-	bound, placed, gone bool
-	changes             int
-	complaint           string // what was logged last about the pod
+	// granted says that nothing is left to do while the pod lives, gone that nothing is left to do for a pod that is gone.
+	// They hold until something of the pod changes that matters, or all are due again; changes counts that.
+	granted, gone bool
+	changes       int
+	complaint     string // what was logged last about the pod
 }
 
 // alive reports whether kubelet may start the pod, or has.
@@ -70,24 +66,18 @@ func (r *record) String() string {
 	return r.namespace + "/" + r.name + " (" + r.uid + ")"
 }
 
-// setText notes what an annotation of the pod says. Unless it is vouched for, that is a claim: what the pod is known to
-// have stands.
-func (r *record) setText(text string, vouched bool) {
-	if r.claimed = text; vouched || text == r.text {
-		r.text, r.claimed = text, ""
+// learn takes over what a sandbox of the pod tells that is not known yet.
+func (r *record) learn(sandbox cri.Sandbox) {
+	r.text = cmp.Or(r.text, sandbox.Annotations[v1alpha1.AnnotationAddresses])
+	r.learnName(sandbox.Pod.Namespace, sandbox.Pod.Name)
+	if r.annotations == nil {
+		r.annotations, r.labels = sandbox.Annotations, sandbox.Labels
 	}
 }
 
-// learn takes over what a sandbox of the pod tells that is not known yet.
-func (r *record) learn(sandbox cri.Sandbox, served *servedPools) {
-	if text := sandbox.Annotations[v1alpha1.AnnotationAddresses]; r.text == "" && text != "" {
-		r.setText(text, served.vouchesFor(text))
-	}
+func (r *record) learnName(namespace, name string) {
 	if r.name == "" {
-		r.namespace, r.name = sandbox.Pod.Namespace, sandbox.Pod.Name
-	}
-	if r.annotations == nil {
-		r.annotations, r.labels = sandbox.Annotations, sandbox.Labels
+		r.namespace, r.name = namespace, name
 	}
 }
 
@@ -126,11 +116,14 @@ func (r *record) addrs() ([]netip.Addr, error) {
 	return all, err
 }
 
+// mostEnded is how many pods are kept in mind that have ended here. That the cluster has one of them again comes from a
+// backup.
+const mostEnded = 4096
+
 // podTable is what is known of the pods that have, or may have, addresses of pools on the node: by the watch of its
 // pods, the runtime and the node's own books. A pod is queued once something of it changes that matters. mu is taken
 // after that of the follower, and before those of listing and servedPools.
 type podTable struct {
-	served  *servedPools
 	listing *listing
 	log     *slog.Logger
 
@@ -138,14 +131,16 @@ type podTable struct {
 	// queue has the UIDs of pods that are due, nil while the cluster has no pool.
 	queue   workqueue.TypedRateLimitingInterface[string]
 	records map[string]*record
-	all     map[string]bool // the UIDs of all pods of the node, by their watch
+	all     map[string]*Pod // all pods of the node, by UID, by their watch
+	// ended has the pods that have ended here, oldest first: the first ones are forgotten. It outlives begin.
+	ended []string
 }
 
 // begin forgets all pods, and queues those that come.
 func (t *podTable) begin(queue workqueue.TypedRateLimitingInterface[string]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.queue, t.records, t.all = queue, map[string]*record{}, map[string]bool{}
+	t.queue, t.records, t.all = queue, map[string]*record{}, map[string]*Pod{}
 }
 
 // end stops the queueing of pods.
@@ -168,22 +163,9 @@ func (t *podTable) enqueueAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range t.records {
-		r.bound, r.gone, r.placed, r.written = false, false, false, nil
+		r.granted, r.gone = false, false
 		r.changes++
 		t.enqueueLocked(r)
-	}
-}
-
-// guardChanged checks what pods claim by the guard that there is now.
-func (t *podTable) guardChanged() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, r := range t.records {
-		if r.claimed != "" {
-			r.setText(r.claimed, t.served.vouchesFor(r.claimed))
-			r.unconfirmed = t.listing.isLost() && r.claimed == ""
-			t.enqueueLocked(r)
-		}
 	}
 }
 
@@ -201,8 +183,7 @@ func (t *podTable) look(pod ledger.Pod, annotations map[string]string, stops boo
 		if stops || text == "" {
 			return
 		}
-		r = &record{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations}
-		r.setText(text, t.served.vouchesFor(text))
+		r = &record{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations, text: text}
 		t.records[pod.UID] = r
 	}
 	r.stops = stops
@@ -227,27 +208,6 @@ func (t *podTable) conflict(uid, mac string, addrs []netip.Addr) {
 	t.enqueueLocked(r)
 }
 
-// wrote notes the API server's answer to a write of a PodIP's status, nil if it failed. If the pod has changed since it
-// was due, or all are due again, the answer is not noted.
-func (t *podTable) wrote(r record, a netip.Addr, ip *v1alpha1.PodIP) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	is := t.records[r.uid]
-	if is == nil {
-		return
-	}
-	is.written = maps.Clone(is.written)
-	if ip == nil || is.changes != r.changes {
-		delete(is.written, a)
-		return
-	}
-	if is.written == nil {
-		is.written = map[netip.Addr]*v1alpha1.PodIP{}
-	}
-	ip.ManagedFields = nil
-	is.written[a] = ip
-}
-
 // started forgets the conflicts of a pod that has started since.
 func (t *podTable) started(uid string) {
 	t.mu.Lock()
@@ -257,17 +217,19 @@ func (t *podTable) started(uid string) {
 	}
 }
 
-// put records a pod as the API server has it. told is what the plugin has been told of its addresses. put reports
-// whether the plugin is to be told now.
-func (t *podTable) put(p *Pod, told string) (tells bool) {
-	uid, text := string(p.UID), p.Annotations[v1alpha1.AnnotationAddresses]
+// put records a pod as the API server has it.
+func (t *podTable) put(p *Pod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.all[uid] = true
-	r := t.records[uid]
-	if r == nil && text == "" {
-		return false
+	t.all[string(p.UID)] = p
+	if t.records[string(p.UID)] != nil || p.Annotations[v1alpha1.AnnotationAddresses] != "" {
+		t.putLocked(p)
 	}
+}
+
+func (t *podTable) putLocked(p *Pod) {
+	uid, text := string(p.UID), p.Annotations[v1alpha1.AnnotationAddresses]
+	r := t.records[uid]
 	if r == nil {
 		r = &record{uid: uid}
 		t.records[uid] = r
@@ -275,33 +237,22 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 	ending, terminal := p.DeletionTimestamp != nil, p.terminal()
 	goesOn := r.ending != ending || r.terminal != terminal
 	// How a pod has ended does not matter.
-	changed := !r.exists || r.alive() == (ending || terminal)
-	was, claims := r.text, r.claimed
+	renewed := !r.exists || text != "" && r.text != text
+	changed := renewed || r.alive() == (ending || terminal)
+	started := r.version != p.ResourceVersion && p.Status.PodIP != "" && r.netns == nil && !r.gone
 	if text != "" {
-		r.setText(text, told == text || t.served.vouchesFor(text))
+		r.text = text
 	}
-	if !r.exists || r.text != was || r.claimed != claims {
-		changed, r.bound, r.placed = true, false, false
-	}
-	version := r.version
 	r.namespace, r.name, r.version = p.Namespace, p.Name, p.ResourceVersion
 	r.annotations, r.labels = maps.Clone(p.Annotations), p.Labels
 	r.exists, r.ending, r.terminal = true, ending, terminal
-	// Its bar may be lost: then the PodIPs say whether the pod has ended here. Nothing tells of the loss if the Node was
-	// deleted, too. So they are asked for any pod of the first list: a pod that comes later has had no bar that was lost,
-	// unless a restore brings it back, and then all are listed again.
-	tells = r.alive() && r.text == text && told != text
-	doubted := r.unconfirmed || t.listing.isLost() || !t.listing.isComplete()
-	r.unconfirmed, tells = tells && doubted, tells && !doubted
-	switch {
-	case changed || r.unconfirmed:
-		r.gone = false
+	if changed {
+		r.gone, r.granted = false, r.granted && !renewed
 		r.changes++
-		t.enqueueLocked(r)
-	case goesOn, version != r.version && p.Status.PodIP != "" && !r.bound && !r.gone: // its end goes on, or it has started
+	}
+	if changed || goesOn || started {
 		t.enqueueLocked(r)
 	}
-	return tells
 }
 
 // vanished records that a pod of the node was deleted.
@@ -323,7 +274,7 @@ func (t *podTable) vanishedLocked(uid string) {
 func (t *podTable) replaceAll(all map[string]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.all = all
+	maps.DeleteFunc(t.all, func(uid string, _ *Pod) bool { return !all[uid] })
 	for uid := range t.records {
 		if !all[uid] {
 			t.vanishedLocked(uid)
@@ -362,55 +313,65 @@ func (t *podTable) get(uid string) (record, bool) {
 func (t *podTable) uids() (known, all map[string]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known = map[string]bool{}
+	known, all = map[string]bool{}, map[string]bool{}
 	for uid := range t.records {
 		known[uid] = true
 	}
-	return known, maps.Clone(t.all)
+	for uid := range t.all {
+		all[uid] = true
+	}
+	return known, all
 }
 
-// settle records what was done about a pod that was due: whether it is bound, placed or gone. If it has changed since,
-// it is due again, and that counts for nothing.
+// settle records what was done about a pod that was due. If it has changed since, it is due again, and that counts for
+// nothing.
 func (t *podTable) settle(r record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	is := t.records[r.uid]
-	if is == nil || is.changes != r.changes {
-		return
-	}
-	if is.gone = is.gone || r.gone; is.text == r.text {
-		is.bound, is.placed = is.bound || r.bound, r.placed
-		is.netns = r.netns
+	if is := t.records[r.uid]; is != nil && is.changes == r.changes {
+		is.granted, is.gone, is.netns = r.granted, is.gone || r.gone, r.netns
 	}
 }
 
-// mayConfirm reports whether the PodIPs of a pod still confirm what it claims, and whether the plugin may be told then.
-func (t *podTable) mayConfirm(uid, text string) (confirmed, tells bool) {
+// setForeign notes that a pod has no right to its addresses any more.
+func (t *podTable) setForeign(uid string, foreign bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.records[uid]; r != nil {
+		r.foreign = foreign
+	}
+}
+
+func (t *podTable) isForeign(uid string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.records[uid]
-	if r == nil || !t.listing.isComplete() || cmp.Or(r.claimed, r.text) != text {
-		return false, false
-	}
-	return true, r.alive()
+	return r != nil && r.foreign
 }
 
-// confirm records that the addresses of a pod are its own, and whether the plugin was told so.
-func (t *podTable) confirm(uid, text string, told bool) record {
+// noteEnded notes that a pod has ended here for good.
+func (t *podTable) noteEnded(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.records[uid]
-	r.setText(text, true)
-	r.unconfirmed = r.unconfirmed && !told
-	r.changes++
-	return *r
+	if !slices.Contains(t.ended, uid) {
+		t.ended = append(t.ended[max(0, len(t.ended)+1-mostEnded):], uid)
+	}
 }
 
-// remove forgets a pod.
+// hasEnded reports whether a pod has ended here, as far as that is kept in mind.
+func (t *podTable) hasEnded(uid string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Contains(t.ended, uid)
+}
+
+// remove forgets a pod that the API server no longer has.
 func (t *podTable) remove(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.records, uid)
+	if r := t.records[uid]; r != nil && !r.exists {
+		delete(t.records, uid)
+	}
 }
 
 // complain logs what is wrong with a pod, once.
@@ -437,20 +398,16 @@ func (t *podTable) unproven() (n int, oldest time.Duration, works bool) {
 	return n, oldest, t.queue != nil
 }
 
-// keepFiles learns of the pods in files that are about to be removed: nothing else may tell of them.
-func (t *podTable) keepFiles(files map[string]mailbox.Pod) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for uid, f := range files {
-		if f.Text != "" && t.records[uid] == nil {
-			t.records[uid] = &record{uid: uid, text: f.Text}
-		}
-	}
+// named is a PodIP that names this node.
+type named struct {
+	addr            netip.Addr
+	uid             string
+	namespace, name string
 }
 
-// learn takes over what the node itself knows of pods: by a look at the machine, the files for the plugin, and the
-// addresses of pods that the API server no longer has.
-func (t *podTable) learn(s *sight, files map[string]mailbox.Pod, deleted map[string][]netip.Addr) {
+// learn takes over what else tells of pods: a look at the machine, the grants, the addresses of pods that the API server
+// no longer has, and the PodIPs that name this node.
+func (t *podTable) learn(s *sight, grants map[string]string, deleted map[string][]netip.Addr, ips []named) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	listed := t.listing.isComplete()
@@ -461,36 +418,45 @@ func (t *podTable) learn(s *sight, files map[string]mailbox.Pod, deleted map[str
 		}
 		return t.records[uid]
 	}
+	observe := func(r *record, a netip.Addr) {
+		if r.text == "" && !slices.Contains(r.observed, a) {
+			r.observed = append(slices.Clone(r.observed), a)
+			r.changes++
+			t.enqueueLocked(r)
+		}
+	}
 	for uid, addrs := range deleted {
 		know(uid).observed = addrs
 	}
-	for uid, f := range files {
-		if f.Text == "" {
-			continue
+	for uid, text := range grants {
+		r := know(uid)
+		r.text = cmp.Or(r.text, text)
+	}
+	for _, ip := range ips {
+		r := know(ip.uid)
+		r.learnName(ip.namespace, ip.name)
+		if p := t.all[ip.uid]; p != nil && r.version == "" { // without the annotation the watch has passed it by
+			t.putLocked(p)
 		}
-		if r := know(uid); r.text == "" {
-			r.text = f.Text
-		}
+		observe(r, ip.addr)
 	}
 	for _, sandbox := range s.sandboxes {
 		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" || t.records[sandbox.Pod.UID] != nil {
-			know(sandbox.Pod.UID).learn(sandbox, t.served)
+			know(sandbox.Pod.UID).learn(sandbox)
 		}
 	}
 	for _, b := range s.bound {
 		uid, pod := b.uid(s), b.Pod
-		if uid == "" || t.records[uid] == nil && (!b.foreign || !listed || t.all[uid]) {
+		if uid == "" || t.records[uid] == nil && (!b.foreign || !listed || t.all[uid] != nil) {
 			continue // the cluster says that it has none of a pool, or nothing does that it has one
 		}
 		if pod.Name == "" {
 			pod = s.sandboxes[b.Attachment.ContainerID].Pod
 		}
 		r := know(uid)
-		if r.text == "" && b.foreign && !slices.Contains(r.observed, b.Addr) {
-			r.observed = append(r.observed, b.Addr)
+		if b.foreign {
+			observe(r, b.Addr)
 		}
-		if r.name == "" {
-			r.namespace, r.name = pod.Namespace, pod.Name
-		}
+		r.learnName(pod.Namespace, pod.Name)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +20,6 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
@@ -35,34 +35,34 @@ const (
 	mostWhy = 1024
 )
 
-// reporter follows the PodIPAudit, and reports to its rounds for the node. A report is what the node has, seen after
-// all pods were listed in the epoch of the audit, and after those that were asked for were barred. mu is held for the
-// fields below it, and no other lock is taken meanwhile.
+// reporter follows the PodIPAudit, and reports for its epochs what the node has. mu is held for the fields below it, and
+// no other lock is taken meanwhile.
 type reporter struct {
 	node     string
 	api      api
 	ledgers  ledger.Options
 	log      *slog.Logger
-	served   *servedPools
 	pods     *podTable
 	listing  *listing
 	machine  *machine
 	troubles *troubles
 	now      wake.Signal // there may be something to report
-	recalled func()      // is called when PodIPs may be others
+	recalled func()      // is called when an epoch has begun or is over: pods and PodIPs may be others
 	// cannotServe is as Options.CannotServe. Tests have their own.
 	cannotServe func(mode v1alpha1.PodIPPoolMode) string
 
 	mu    sync.Mutex
 	audit *pool.Audit // nil if there is none, or it is not known
+	seen  pool.Audit  // the newest one that this process has seen
 	// cannot is why pods here cannot have addresses of pools of a mode, empty if they can. A mode is missing while that is
 	// not known.
 	cannot map[v1alpha1.PodIPPoolMode]string
-	// reported is the round that this node has reported, 0 if it is not known, and when it was found out; saidCannot is
+	// reported is the epoch for which this node has reported, 0 if it is not known, and when it was found out; saidCannot is
 	// what the report says of cannot.
 	reported   int64
 	reportedAt time.Time
 	saidCannot map[string]v1alpha1.PodIPReportCause
+	begun      int // how many reports were begun
 }
 
 // reset is for a Keeper that begins.
@@ -76,7 +76,19 @@ func (n *reporter) reset() {
 func (n *reporter) owes() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.audit != nil && n.reported != n.audit.Round
+	return n.audit != nil && n.reported != n.audit.Epoch
+}
+
+// doubt returns what the agent may do by the audit, and how many reports were begun: what was read before one of them is
+// not granted after it.
+func (n *reporter) doubt() (d pool.Doubt, begun int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.doubtLocked(), n.begun
+}
+
+func (n *reporter) doubtLocked() pool.Doubt {
+	return pool.DoubtOf(n.audit, n.seen, n.reported, n.machine.now())
 }
 
 // learnLink finds out whether pods of the node can have addresses of mode L2, until ctx is done. Whether they can have
@@ -121,11 +133,16 @@ func (n *reporter) cannotLocked(last map[string]v1alpha1.PodIPReportCause) map[s
 	return says
 }
 
-// followAudit follows the PodIPAudit until ctx is done.
+// followAudit follows the PodIPAudit until ctx is done. While it cannot, the API server's data may be restored.
 func (n *reporter) followAudit(ctx context.Context) {
-	n.troubles.follow(ctx, "audit", apiwatch.Loop{
-		What: "the PodIPAudit", List: n.listAudit, Watch: n.api.WatchAudit, Event: n.auditEvent,
-	})
+	loop := apiwatch.Loop{What: "the PodIPAudit", List: n.listAudit, Watch: n.api.WatchAudit, Event: n.auditEvent}
+	loop.Note = func(err error) {
+		if err != nil {
+			n.setAudit(nil)
+		}
+		n.troubles.note("audit", err)
+	}
+	loop.Run(ctx)
 }
 
 func (n *reporter) listAudit(ctx context.Context, c apiwatch.Cycle) (version string, err error) {
@@ -134,7 +151,7 @@ func (n *reporter) listAudit(ctx context.Context, c apiwatch.Cycle) (version str
 		return "", err
 	}
 	if c.Interrupted { // it may have been restored, and the report, too
-		n.doubt()
+		n.forgetReport()
 	}
 	n.setAudit(audit)
 	return version, nil
@@ -152,31 +169,43 @@ func (n *reporter) auditEvent(e watch.Event) error {
 	return nil
 }
 
-// setAudit records the audit, nil if there is none. When a recall begins or is over, PodIPs may be others.
+// setAudit records the audit, nil if there is none, or it is not known. When an epoch begins or is over, PodIPs may be
+// others.
 func (n *reporter) setAudit(o *v1alpha1.PodIPAudit) {
-	var audit *pool.Audit
-	if o != nil {
-		r := pool.AuditOf(o)
-		audit = &r
-	}
-	n.mu.Lock()
-	was := n.audit
-	n.audit = audit
-	n.mu.Unlock()
-	if audit != nil && was != nil && audit.Term != was.Term {
-		n.recalled()
-	}
+	n.changed(func() {
+		n.audit = nil
+		if o != nil {
+			r := pool.AuditOf(o)
+			n.audit, n.seen = &r, pool.Newest(n.seen, r)
+		}
+	})
 	n.now.Up()
 }
 
-// doubt makes the loop read the report again.
-func (n *reporter) doubt() {
+// changed makes a change. By it PodIPs may be others, or grants may be given again.
+func (n *reporter) changed(change func()) {
+	n.mu.Lock()
+	doubt, term := n.doubtLocked(), n.seen.Term
+	change()
+	sure := doubt != pool.Sure && n.doubtLocked() == pool.Sure
+	recalled := term != 0 && n.seen.Term != term
+	n.mu.Unlock()
+	if recalled {
+		n.recalled()
+	}
+	if sure {
+		n.pods.enqueueAll()
+	}
+}
+
+// forgetReport makes the loop read the report again.
+func (n *reporter) forgetReport() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reported = 0
 }
 
-// run reports to every round of the audit until ctx is done.
+// run reports for every epoch of the audit until ctx is done.
 func (n *reporter) run(ctx context.Context) {
 	n.now.Loop(ctx, 0, func(bool) (time.Duration, bool) {
 		err := n.report(ctx)
@@ -185,16 +214,15 @@ func (n *reporter) run(ctx context.Context) {
 	})
 }
 
-// owed returns the audit if its round is to be reported to, nil if it was.
+// owed returns the audit if its epoch is to be reported for, nil if it was.
 func (n *reporter) owed() *pool.Audit {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.audit == nil {
 		return nil
 	}
-	known := n.reported == n.audit.Round && maps.Equal(n.cannotLocked(n.saidCannot), n.saidCannot)
-	waited := n.audit.Recalling || len(n.audit.Asked) > 0
-	if known && !(waited && n.machine.now().Sub(n.reportedAt).Abs() > reportAgain) {
+	known := n.reported == n.audit.Epoch && maps.Equal(n.cannotLocked(n.saidCannot), n.saidCannot)
+	if known && !(n.audit.Recalling && n.machine.now().Sub(n.reportedAt).Abs() > reportAgain) {
 		return nil
 	}
 	return n.audit
@@ -210,12 +238,11 @@ func (n *reporter) cannotOf(last *v1alpha1.PodIPReport) map[string]v1alpha1.PodI
 	return n.cannotLocked(last.Spec.CannotServe)
 }
 
-// report reports what this node holds to the round of the audit, unless it has.
+// report reports what this node has for the epoch of the audit, unless it has.
 func (n *reporter) report(ctx context.Context) error {
-	// 1. Whether there is anything to report.
-	listed := n.listing.isComplete()
+	// 1. Whether there is anything to report, and all pods are known of which it may be.
 	audit := n.owed()
-	if audit == nil {
+	if audit == nil || !n.listing.isComplete() {
 		return nil
 	}
 	node, err := n.api.Node(ctx)
@@ -230,7 +257,7 @@ func (n *reporter) report(ctx context.Context) error {
 		return err
 	}
 	cannot := n.cannotOf(last)
-	if last != nil && v1alpha1.RoundOf(&last.Spec.Round) >= audit.Round &&
+	if last != nil && v1alpha1.EpochOf(&last.Spec.Epoch) == audit.Epoch &&
 		slices.ContainsFunc(last.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
 		if !maps.Equal(last.Spec.CannotServe, cannot) {
 			last.Spec.CannotServe = cannot
@@ -239,146 +266,43 @@ func (n *reporter) report(ctx context.Context) error {
 			}
 			n.log.Info("Reported which pools pods here cannot have addresses of", "cannotServe", cannot)
 		}
-		n.noteReported(audit.Round, cannot)
+		n.noteReported(audit.Epoch, cannot)
 		return nil
 	}
 
-	// 2. What is heeded from now on. The files are written again, from a list that is as new as the question.
-	if heeded, err := n.heed(ctx, *audit, listed); err != nil || !heeded {
+	// 2. What was read before the report is granted by nobody.
+	n.changed(func() { n.begun, n.reported = n.begun+1, 0 })
+	if err := n.ledgers.Grants().EndPending(); err != nil {
 		return err
 	}
 
-	// 3. What is there after that.
-	s, err := n.see(ctx, *audit)
+	// 3. What is granted and there after that.
+	held, err := n.held(ctx)
 	if err != nil {
 		return err
 	}
-	held, err := n.held(ctx, s, *audit)
-	if err != nil {
-		return err
-	}
-	report := &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Round: v1alpha1.RoundTime(audit.Round), Held: held,
+	report := &v1alpha1.PodIPReport{Spec: v1alpha1.PodIPReportSpec{Epoch: v1alpha1.EpochTime(audit.Epoch), Held: held,
 		CannotServe: cannot}}
 	report.OwnerReferences = []metav1.OwnerReference{ownerOf(n.node, node)}
 	if err := n.api.ApplyReport(ctx, report); err != nil {
 		return err
 	}
-	n.log.Info("Reported held pool addresses", "round", audit.Round, "held", len(held))
-	n.noteReported(audit.Round, cannot)
+	n.log.Info("Reported held pool addresses", "epoch", audit.Epoch, "held", len(held))
+	n.noteReported(audit.Epoch, cannot)
 	return nil
-}
-
-// heed has the epoch of an audit begun, and bars the pods that it asks for and that are not here. It returns false if
-// the epoch is not begun yet, or the pods are not listed since: the next list calls for the report again.
-func (n *reporter) heed(ctx context.Context, audit pool.Audit, listed bool) (bool, error) {
-	checked, _, err := ledger.Epoch(n.ledgers)
-	if err != nil {
-		return false, err
-	}
-	s, err := n.see(ctx, audit)
-	if err != nil {
-		return false, err
-	}
-	reply := pool.Respond(audit, func(uid pool.UID) bool { return n.holds(ctx, s, string(uid)) }, checked)
-	if reply.Checked {
-		n.listing.recall(audit.Epoch)
-		return false, nil
-	}
-	if !listed {
-		return false, nil
-	}
-	slices.Sort(reply.Bar)
-	for _, uid := range reply.Bar {
-		if mailbox.ValidPodUID(string(uid)) != nil {
-			continue // an address
-		}
-		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
-			return false, err
-		}
-		n.log.Info("Barred pod: the controller asked for it, and it is not on this node", "pod", uid)
-	}
-	return true, nil
 }
 
 func ownerOf(node string, uid types.UID) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: uid}
 }
 
-func (n *reporter) noteReported(round int64, cannot map[string]v1alpha1.PodIPReportCause) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.reported, n.reportedAt, n.saidCannot = round, n.machine.now(), cannot
-	if n.audit != nil && n.audit.Round != round || !maps.Equal(n.cannotLocked(cannot), cannot) {
-		n.now.Up()
-	}
-}
-
-// holds reports whether a pod is on the machine, or may be.
-func (n *reporter) holds(ctx context.Context, s *sight, uid string) bool {
-	p, err := n.machine.presence(ctx, s, n.sought(uid, s))
-	return err != nil || p.netns()
-}
-
-// sought is a pod with the addresses that it has been given, as far as the node knows.
-func (n *reporter) sought(uid string, s *sight) sought {
-	pod := n.known(uid, s)
-	addrs, err := pod.addrs()
-	if err != nil {
-		addrs = nil // the plugin refuses such a pod
-	}
-	pod.uid = uid
-	return pod.sought(addrs)
-}
-
-// see returns what is on the machine, with the namespaces that may have an address of the pods that a report to an
-// audit is about. The runtime is asked twice: the first time says which pods these are.
-func (n *reporter) see(ctx context.Context, audit pool.Audit) (*sight, error) {
-	s, err := n.machine.see(ctx, nil)
-	if err != nil {
-		return nil, err
-	}
-	var q hostnet.Question
-	uids := n.concerned(s, audit)
-	for _, b := range s.bound {
-		uids[b.uid(s)] = true
-	}
-	for uid := range uids {
-		pod := n.sought(uid, s)
-		q.Addrs, q.Netns = append(q.Addrs, pod.addrs...), append(q.Netns, pod.netns...)
-	}
-	return n.machine.see(ctx, &q)
-}
-
-// concerned returns the pods that may have addresses of pools here, and those that an audit asks for.
-func (n *reporter) concerned(s *sight, audit pool.Audit) map[string]bool {
-	uids, _ := n.pods.uids()
-	for about := range audit.Asked {
-		if mailbox.ValidPodUID(string(about)) == nil {
-			uids[string(about)] = true
+func (n *reporter) noteReported(epoch int64, cannot map[string]v1alpha1.PodIPReportCause) {
+	n.changed(func() {
+		n.reported, n.reportedAt, n.saidCannot = epoch, n.machine.now(), cannot
+		if n.audit != nil && n.audit.Epoch != epoch || !maps.Equal(n.cannotLocked(cannot), cannot) {
+			n.now.Up()
 		}
-	}
-	for _, sandbox := range s.sandboxes {
-		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" {
-			uids[sandbox.Pod.UID] = true
-		}
-	}
-	return uids
-}
-
-// known returns what the node knows of a pod: by its watch and files, else by its sandboxes.
-func (n *reporter) known(uid string, s *sight) record {
-	pod, _ := n.pods.get(uid)
-	for _, sandbox := range s.sandboxes {
-		if sandbox.Pod.UID == uid {
-			pod.learn(sandbox, n.served)
-		}
-	}
-	for _, b := range s.bound {
-		if b.uid(s) == uid && pod.name == "" {
-			pod.namespace, pod.name = b.Pod.Namespace, b.Pod.Name
-		}
-	}
-	return pod
+	})
 }
 
 // unknownPool is the pool of an address that only the ledger knows.
@@ -388,28 +312,40 @@ const unknownPool = "unknown"
 // DEL ends that.
 var errUnknownPod = errors.New("unknown which pod uses it")
 
-// held returns the addresses of pools that pods of this node have.
-func (n *reporter) held(ctx context.Context, s *sight, audit pool.Audit) ([]v1alpha1.PodIPHeld, error) {
-	_, all := n.pods.uids()
-	uids := n.concerned(s, audit)
-	wanted := func(b bound) bool {
-		_, asked := audit.Asked[pool.UID(b.Addr.String())]
-		return asked || b.foreign
+// held returns the addresses of pools that pods of this node have, or are granted. The grants are read before the
+// machine is looked at: what is not granted by then is started by nobody.
+func (n *reporter) held(ctx context.Context) (held []v1alpha1.PodIPHeld, err error) {
+	granted, err := n.ledgers.Grants().All()
+	if err != nil {
+		return nil, err
 	}
+	s, err := n.machine.see(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	pods, all := n.concerned(s, granted)
 	for _, b := range s.bound {
 		switch uid := b.uid(s); {
-		case !wanted(b):
+		case !b.foreign:
 		case uid == "":
 			return nil, fmt.Errorf("%s of network %s, container %s: %w", b.Addr, b.network, b.Attachment.ContainerID,
 				errUnknownPod)
-		case !b.foreign || !all[uid]: // of a pod that the cluster has, it says itself which are of pools
-			uids[uid] = true
+		case pods[uid] == nil && !all[uid]: // of a pod that the cluster has, it says itself which are of pools
+			pods[uid] = n.known(uid, s, "")
 		}
 	}
-	var held []v1alpha1.PodIPHeld
-	for _, uid := range slices.Sorted(maps.Keys(uids)) {
-		_, asked := audit.Asked[pool.UID(uid)]
-		its, err := n.heldBy(ctx, s, uid, asked, wanted)
+	var q hostnet.Question
+	for _, pod := range pods {
+		addrs, err := pod.addrs()
+		if err == nil { // else the plugin refuses it
+			q.Addrs, q.Netns = append(q.Addrs, addrs...), append(q.Netns, pod.netns...)
+		}
+	}
+	if s, err = n.machine.see(ctx, &q); err != nil {
+		return nil, err
+	}
+	for _, uid := range slices.Sorted(maps.Keys(pods)) {
+		its, err := n.heldBy(ctx, s, pods[uid], granted[uid])
 		if err != nil {
 			return nil, err
 		}
@@ -418,51 +354,76 @@ func (n *reporter) held(ctx context.Context, s *sight, audit pool.Audit) ([]v1al
 	return held, nil
 }
 
-// heldBy returns the addresses of pools that a pod has: those that it was given, and what it has besides, if that is
-// wanted. If the pod was asked for and nothing says what it was given, every address of the pod counts.
-func (n *reporter) heldBy(ctx context.Context, s *sight, uid string, asked bool, wanted func(bound) bool) (
-	[]v1alpha1.PodIPHeld, error) {
-	pod := n.known(uid, s)
+// concerned returns the pods that may have addresses of pools here, and the UIDs of all pods that the cluster has here.
+func (n *reporter) concerned(s *sight, granted map[string]string) (pods map[string]*record, all map[string]bool) {
+	known, all := n.pods.uids()
+	for uid := range granted {
+		known[uid] = true
+	}
+	for _, sandbox := range s.sandboxes {
+		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" {
+			known[sandbox.Pod.UID] = true
+		}
+	}
+	pods = map[string]*record{}
+	for uid := range known {
+		pods[uid] = n.known(uid, s, granted[uid])
+	}
+	return pods, all
+}
+
+// known returns what the node knows of a pod: by its grant, its watch and its sandboxes.
+func (n *reporter) known(uid string, s *sight, granted string) *record {
+	pod, _ := n.pods.get(uid)
+	pod.uid, pod.text = uid, cmp.Or(granted, pod.text)
+	for _, sandbox := range s.sandboxes {
+		if sandbox.Pod.UID == uid {
+			pod.learn(sandbox)
+		}
+	}
+	for _, b := range s.bound {
+		if b.uid(s) == uid {
+			pod.learnName(b.Pod.Namespace, b.Pod.Name)
+		}
+	}
+	return &pod
+}
+
+// heldBy returns the addresses of pools that a pod has, or is granted. An annotation alone says nothing.
+func (n *reporter) heldBy(ctx context.Context, s *sight, pod *record, granted string) ([]v1alpha1.PodIPHeld, error) {
 	addrs, err := pod.addrs()
-	if err != nil { // the plugin has refused it
+	if err != nil { // the plugin refuses it
 		addrs = nil
 	}
-	pod.uid = uid
 	p, err := n.machine.presence(ctx, s, pod.sought(addrs))
-	if err != nil || !p.netns() {
+	if err != nil || !p.netns() && granted == "" {
 		return nil, err
 	}
+	if pod.namespace == "" || pod.name == "" {
+		if p.netns() {
+			return nil, fmt.Errorf("pod %s: unknown name", pod.uid)
+		}
+		return nil, n.revokeUnknown(pod.uid)
+	}
+	base := v1alpha1.PodIPHeld{PodUID: pod.uid, Namespace: pod.namespace, PodName: pod.name,
+		Identity: pod.annotations[v1alpha1.AnnotationIdentity], Running: p.netns()}
+	policy := policyOf(pod.annotations, pod.labels)
+	base.Retention, base.WhenScaled, base.WhenDeleted = policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted
+	var held []v1alpha1.PodIPHeld
 	given, err := pod.given()
 	if err != nil {
 		given = nil
 	}
-	// Of what nothing vouches for, what the ledgers know is true.
-	claimed, err := addressesOf(pod.claimed)
-	if err != nil {
-		claimed = nil
-	}
-	for _, a := range claimed {
-		if slices.ContainsFunc(p.entries, func(b bound) bool { return b.Addr == a.Prefix.Addr() }) {
-			given = append(given, a)
-		}
-	}
-	var held []v1alpha1.PodIPHeld
-	base := v1alpha1.PodIPHeld{PodUID: uid, Namespace: pod.namespace, PodName: pod.name,
-		Identity: pod.annotations[v1alpha1.AnnotationIdentity]}
-	policy := policyOf(pod.annotations, pod.labels)
-	base.Retention, base.WhenScaled, base.WhenDeleted = policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted
-	if base.Namespace == "" || base.PodName == "" {
-		return nil, fmt.Errorf("pod %s: unknown name", uid)
-	}
 	for _, a := range given {
-		h := base
-		h.Address, h.Pool, h.Mode, h.Network, h.Interface = a.Prefix.Addr().String(), a.Pool,
-			a.Mode, a.Network, a.Interface
-		held = append(held, h)
+		if granted != "" || p.has("", []netip.Addr{a.Prefix.Addr()}) || len(p.spaces) > 0 {
+			h := base
+			h.Address, h.Pool, h.Mode, h.Network, h.Interface = a.Prefix.Addr().String(), a.Pool, a.Mode, a.Network, a.Interface
+			held = append(held, h)
+		}
 	}
 	for _, b := range p.entries {
 		said := slices.ContainsFunc(given, func(a pool.Address) bool { return a.Prefix.Addr() == b.Addr })
-		if said || !wanted(b) && !(asked && len(given) == 0) {
+		if said || !b.foreign {
 			continue
 		}
 		h := base
@@ -470,10 +431,16 @@ func (n *reporter) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 			cmp.Or(b.Attachment.IfName, ledger.PodInterface)
 		held = append(held, h)
 	}
-	if asked && len(held) == 0 {
-		return nil, fmt.Errorf("pod %s is on this node, but its addresses are unknown", &pod)
-	}
 	return held, nil
+}
+
+// revokeUnknown ends the grant of a pod that the cluster has no more, and that does not run: nothing tells its name.
+func (n *reporter) revokeUnknown(uid string) error {
+	has, err := ledger.Revoke(n.ledgers, uid)
+	if err == nil && len(has) > 0 {
+		err = fmt.Errorf("pod %s: it has just started", uid)
+	}
+	return err
 }
 
 // policyOf returns what a pod asks for its addresses. What it asks for badly is kept while owned: a mistake frees no

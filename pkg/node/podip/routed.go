@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,11 +15,8 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
-	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
-	"github.com/stayput/stayput/pkg/pool"
 )
 
 // podCIDRAgain is when a node that has no podCIDR is asked for it again.
@@ -39,7 +35,6 @@ var errNoPodCIDR = errors.New("the Node has no podCIDR and its network no range:
 type router struct {
 	node     string
 	api      api
-	ledgers  ledger.Options
 	served   *servedPools
 	pods     *podTable
 	machine  *machine
@@ -66,7 +61,7 @@ type router struct {
 
 func newRouter(o Options) *router {
 	r := &router{
-		node: o.Node, ledgers: o.Ledgers, subnets: o.Subnets,
+		node: o.Node, subnets: o.Subnets,
 		bridge: o.Bridge, changed: wake.New(),
 		flannelFile: func() string {
 			return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
@@ -209,7 +204,7 @@ func (r *router) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bo
 	s := &ip.Status
 	cidr, err := netip.ParsePrefix(s.PodCIDR)
 	if err != nil || s.PodUID != ip.Spec.PodUID || s.NodeName == "" || cidr.Addr().Is4() != a.Is4() ||
-		s.Phase != v1alpha1.PodIPAllocated && s.Phase != v1alpha1.PodIPBound {
+		s.Phase != v1alpha1.PodIPBound {
 		return a, p, false
 	}
 	return a, route.Place{Here: s.NodeName == r.node, PodCIDR: cidr.Masked()}, true
@@ -226,14 +221,8 @@ func (r *router) here() (map[netip.Addr]string, error) {
 		if !r.served.mayHave(b.Addr) {
 			continue
 		}
-		if b.Pod.UID != "" && mailbox.ValidPodUID(b.Pod.UID) == nil {
-			barred, err := r.ledgers.Mailbox().Barred(b.Pod.UID)
-			if err != nil {
-				return nil, err
-			}
-			if barred {
-				continue // the address is no longer the pod's
-			}
+		if r.pods.isForeign(b.Pod.UID) {
+			continue
 		}
 		bridge, known := bridges[b.network]
 		if !known && r.bridge != nil {
@@ -344,12 +333,4 @@ func (r *router) network() (all []netip.Prefix) {
 		}
 	}
 	return all
-}
-
-// routesTo reports whether other nodes are to route to a pod, and it is known how.
-func (r *router) routesTo(s *record) bool {
-	given, err := s.given()
-	return err == nil && slices.ContainsFunc(given, func(a pool.Address) bool {
-		return a.Mode == pool.Routed && r.podCIDR(a.Prefix.Addr().Is4()).IsValid()
-	})
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/apiwatch"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/test/must"
 )
@@ -68,7 +67,7 @@ func (r *routes) says() (said string) {
 func TestNothingIsRoutedToWhatIsInNoPool(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.c.podCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
-		w.k.SetPools(`{"guard":"guard-1","subnets":["10.7.0.0/16"]}`)
+		w.k.SetPools(`{"subnets":["10.7.0.0/16"]}`)
 		w.k.SetRouted(true)
 		w.c.putRouted(addr(1), "n2", "10.244.2.0/24")
 		w.given(2)
@@ -84,9 +83,9 @@ func TestNothingIsRoutedToWhatIsInNoPool(t *testing.T) {
 			}
 		}
 		want("true", 0)
-		w.k.SetPools(`{"guard":"guard-1","subnets":["10.6.0.0/16","10.7.0.0/16"]}`)
+		w.k.SetPools(`{"subnets":["10.6.0.0/16","10.7.0.0/16"]}`)
 		want("true 10.6.0.1 at 10.244.2.0/24", 1)
-		w.k.SetPools(`{"guard":"guard-1","subnets":["10.7.0.0/16"]}`)
+		w.k.SetPools(`{"subnets":["10.7.0.0/16"]}`)
 		want("true", 0)
 		if said := w.k.Trouble(); said != "" {
 			t.Errorf("says %q", said)
@@ -165,10 +164,10 @@ func TestRoutesAreListedOnceAndWatchedFromThenOn(t *testing.T) {
 		}
 
 		// A backup may have been restored: then a version says nothing, unless the list is newer.
-		w.c.putAudit(audit(3, 3))
+		w.c.putAudit(audit(3, v1alpha1.PodIPAuditRecalling))
 		recalls := func(round int64, lists int) {
 			t.Helper()
-			w.c.putAudit(audit(round, round))
+			w.c.putAudit(audit(round, v1alpha1.PodIPAuditRecalling))
 			w.pass(time.Second)
 			if n := w.c.count("list routed"); n != lists {
 				t.Errorf("%d lists as a recall begins, want %d", n, lists)
@@ -198,10 +197,11 @@ func TestWhatIsHereIsWhatTheLedgersSay(t *testing.T) {
 		if got, want := here()[addr(1)], "bridge of "+w.net.Name; got != want {
 			t.Errorf("the pod is on %q, want %q", got, want)
 		}
-		_, err := ledger.Bar(w.k.ledgers, uid(1), addr(1)) // another pod has the address now
-		check(t, err)
+		w.putIP(addr(1), uid(2), "web-1") // another pod has the address now
+		w.k.pods.enqueueAll()
+		w.pass(time.Second)
 		if got := here(); len(got) > 0 {
-			t.Errorf("of a pod that is barred %v", got)
+			t.Errorf("of a pod that has lost it %v", got)
 		}
 	})
 }
@@ -266,13 +266,11 @@ func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 			w.c.mu.Lock()
 			defer w.c.mu.Unlock()
 			if r := w.c.report; r == nil || string(r.Spec.CannotServe["L2"]) != l2 ||
-				string(r.Spec.CannotServe["Routed"]) != routed || !r.Spec.Round.Equal(micro(5)) {
+				string(r.Spec.CannotServe["Routed"]) != routed || !r.Spec.Epoch.Equal(micro(5)) {
 				t.Errorf("%s: the report is %+v, want %q and %q", when, w.c.report, l2, routed)
 			}
 		}
-		over := audit(5, 5)
-		over.Spec.Phase = v1alpha1.PodIPAuditSettled
-		w.c.putAudit(over)
+		w.c.putAudit(audit(5, v1alpha1.PodIPAuditSettled))
 		w.pass(time.Second)
 		want("no pool is routed", "", "")
 		w.k.SetRouted(true)

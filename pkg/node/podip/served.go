@@ -1,7 +1,6 @@
 package podip
 
 import (
-	"encoding/json"
 	"log/slog"
 	"net/netip"
 	"reflect"
@@ -46,18 +45,6 @@ func (s *servedPools) get() (pools *v1alpha1.ServedPools, heard bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pools, s.heard
-}
-
-// vouchesFor reports whether a text names the guard that there is, in each entry: only the controller can have written
-// it.
-func (s *servedPools) vouchesFor(text string) bool {
-	pools, _ := s.get()
-	if pools == nil || pools.Guard == "" {
-		return false
-	}
-	var all []struct{ Guard string }
-	return json.Unmarshal([]byte(text), &all) == nil && len(all) > 0 &&
-		!slices.ContainsFunc(all, func(a struct{ Guard string }) bool { return a.Guard != pools.Guard })
 }
 
 // mayHave reports whether an address can be one of a pool, as far as is known. No other address is routed, even if a

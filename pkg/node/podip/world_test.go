@@ -32,6 +32,8 @@ import (
 	"github.com/stayput/stayput/pkg/disk"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/wake"
+	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -49,11 +51,11 @@ func uid(n int) string { return fmt.Sprintf("6f1c6a5e-8f0e-4d3b-9a55-%012d", n) 
 func addr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 6, 0, byte(n)}) }
 
 func text(n int) string {
-	return fmt.Sprintf(`[{"interface":"eth0","pool":"blue","mode":"L2","address":"%s/16","guard":"guard-1"}]`, addr(n))
+	return fmt.Sprintf(`[{"interface":"eth0","pool":"blue","mode":"L2","address":"%s/16"}]`, addr(n))
 }
 
 // served is what the controller says of the cluster's pools.
-const served = `{"guard":"guard-1","more":true}`
+const served = `{"more":true}`
 
 var errDown = errors.New("the API server is away")
 
@@ -66,6 +68,8 @@ type cluster struct {
 	pods     map[string]*Pod
 	ips      map[string]*v1alpha1.PodIP
 	audit    *v1alpha1.PodIPAudit
+	marks    int64
+	away     bool // there is no leader that renews the mark
 	report   *v1alpha1.PodIPReport
 	node     types.UID
 	off      bool // by the taint
@@ -164,6 +168,17 @@ func (c *cluster) PodIP(_ context.Context, a netip.Addr) (*v1alpha1.PodIP, error
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return copyOf(c.ips[a.String()]), errors.Join(c.ask("get podip "+a.String()), c.failIP)
+}
+
+func (c *cluster) PodIPsHere(context.Context) (all []v1alpha1.PodIP, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(c.ips)) {
+		if ip := c.ips[name]; ip.Status.NodeName == node || ip.Spec.AdoptedOn == node {
+			all = append(all, *copyOf(ip))
+		}
+	}
+	return all, c.ask("list podips")
 }
 
 func (c *cluster) ApplyStatus(_ context.Context, ip *v1alpha1.PodIP) error {
@@ -266,7 +281,7 @@ func (c *cluster) putRouted(a netip.Addr, node, cidr string) {
 	defer c.mu.Unlock()
 	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.PodIPName(a), ResourceVersion: c.next()}}
 	ip.Spec.Mode, ip.Spec.PodUID = v1alpha1.ModeRouted, "u"
-	ip.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPAllocated, PodUID: "u", NodeName: node, PodCIDR: cidr}
+	ip.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPBound, PodUID: "u", NodeName: node, PodCIDR: cidr}
 	kind := watch.Added
 	switch was := c.ips[ip.Name]; {
 	case was == nil || !selected(was):
@@ -319,10 +334,41 @@ func (c *cluster) remove(uid string) {
 	c.tell(watch.Deleted, p)
 }
 
+// lead renews the mark until ctx is done.
+func (c *cluster) lead(ctx context.Context) {
+	for wake.Pause(ctx, pool.MarkEvery) {
+		c.mu.Lock()
+		r, away := copyOf(c.audit), c.away || c.err != nil
+		c.mu.Unlock()
+		if r != nil && !away {
+			c.putAudit(r)
+		}
+	}
+}
+
+// micro returns the time of an epoch in microseconds.
+func micro(epoch int64) *metav1.MicroTime {
+	t := v1alpha1.EpochTime(1000 * epoch)
+	return &t
+}
+
+// audit is one of an epoch, in microseconds.
+func audit(epoch int64, phase v1alpha1.PodIPAuditPhase) *v1alpha1.PodIPAudit {
+	r := &v1alpha1.PodIPAudit{}
+	r.Spec = v1alpha1.PodIPAuditSpec{Epoch: micro(epoch), Term: micro(epoch), Phase: phase}
+	if phase == v1alpha1.PodIPAuditSettled {
+		r.Spec.Term = micro(epoch + 1)
+	}
+	return r
+}
+
+// putAudit stores an audit with a new mark.
 func (c *cluster) putAudit(r *v1alpha1.PodIPAudit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.Name, r.ResourceVersion = v1alpha1.PodIPAuditName, c.next()
+	c.marks++
+	r.Spec.Mark, r.Spec.Marks = metav1.NewMicroTime(time.Now()), c.marks
 	c.audit = copyOf(r)
 	for w := range c.auditsOf {
 		if !w.IsStopped() {
@@ -475,6 +521,8 @@ func newWorld(t *testing.T) *world {
 	check(t, err)
 	w.net = &ledger.Network{Name: "pods", DataDir: filepath.Join(dir, "networks"), Ranges: []ledger.RangeSet{{r}}}
 	w.c.mayWrite, w.c.wrote = w.lives, w.step
+	w.c.putAudit(audit(1, v1alpha1.PodIPAuditSettled))
+	go w.c.lead(t.Context())
 	return w
 }
 
@@ -550,8 +598,8 @@ func (w *world) pod(n int) *Pod {
 // given makes a pod with an address, and its PodIP.
 func (w *world) given(n int) *Pod {
 	p := w.pod(n)
-	w.c.put(p)
 	w.putIP(addr(n), uid(n), p.Name)
+	w.c.put(p)
 	return p
 }
 
@@ -629,6 +677,11 @@ func (w *world) netns(n int) string {
 func (w *world) runs(n int) {
 	w.t.Helper()
 	path := w.netns(n)
+	for range ledger.Patience / ledger.Pause {
+		if w.file(n) == "" {
+			w.pass(ledger.Pause)
+		}
+	}
 	check(w.t, w.add(n))
 	nodetest.Configure(w.t, path, addr(n))
 	w.lists(n, true)
@@ -672,21 +725,17 @@ func (w *world) stops(n int) {
 	w.k.Look(w.name(n), nil, true)
 }
 
+// file is what a pod is granted.
 func (w *world) file(n int) string {
-	path, err := w.ledgers.Mailbox().PodPath(uid(n))
+	w.t.Helper()
+	text, err := w.ledgers.Grants().Granted(uid(n))
 	check(w.t, err)
-	b, err := os.ReadFile(path)
-	if !errors.Is(err, os.ErrNotExist) {
-		check(w.t, err)
-	}
-	return string(b)
+	return text
 }
 
-func (w *world) wantBarred(n int, want bool) {
+func (w *world) wantGranted(n int, want bool) {
 	w.t.Helper()
-	is, err := w.ledgers.Mailbox().Barred(uid(n))
-	check(w.t, err)
-	if is != want {
-		w.t.Errorf("pod %d is barred: %t, want %t", n, is, want)
+	if got := w.file(n); (got != "") != want || want && got != text(n) {
+		w.t.Errorf("pod %d is granted %q, want that it is: %t", n, got, want)
 	}
 }
