@@ -30,8 +30,8 @@
 //	                             KEY/WITH-SLASH=VALUE: annotations;
 //	                             annotations=unknown: the runtime passes none on;
 //	                             ip=, ips=: requested by args, by runtimeConfig;
-//	                             addresses=FILE: what the controller has given of pools, as an annotation, under the
-//	                             guard that there is unless an entry names another one;
+//	                             addresses=FILE: what the controller has given of pools, as an annotation, and the
+//	                             agent has granted; claims=FILE: the annotation alone;
 //	                             uid=; by=host-local: the stock plugin
 //	fill C [N]                   ordinary pods C-0, C-1, ..., one after another, N or until the range is full
 //	crowd N POD C [OPTION...]    N concurrent ADDs, a process each; by=both: every second by host-local
@@ -54,10 +54,9 @@
 //	wire C/IF [ADDRESS...]       the sandbox with this interface, and a machine on its link that has these addresses
 //	lock, blocked N, unlock      another process holds the network's lock; wait until N are blocked
 //
-// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; bar UID (no ADD of a pod
-// of pools may succeed any more; with !, it has addresses), recheck EPOCH; serves [SUBNET...] [guard=GUARD]
-// [gateway=ADDRESS] [spiderpool=on] (the cluster has these pools, without a subnet any) and serves none; tell UID FILE
-// (the cluster has assigned these addresses to the pod).
+// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; grant UID FILE (the pod may
+// have these addresses of pools) and revoke UID (it may have none any more; with !, it has some); serves [SUBNET...]
+// [gateway=ADDRESS] [spiderpool=on] (the cluster has these pools, without a subnet any) and serves none.
 //
 // Assertions:
 //

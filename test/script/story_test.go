@@ -42,7 +42,6 @@ type story struct {
 	seen              string // by snapshot
 	excused           []*regexp.Regexp
 	leaking           []*regexp.Regexp
-	guard             string // of the addresses of pods, as the word serves has said it
 
 	// The boot: a file to mount over boot_id, empty for the machine's own, and the shift of CLOCK_BOOTTIME.
 	bootFile, bootID string

@@ -30,8 +30,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/pkg/spool"
@@ -48,8 +48,8 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"advance": advanceWord, "wallclock": wallclockWord, "reboot": rebootWord, "damage": damageWord, "disk": diskWord,
 	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord, "wire": wireWord,
 	// The agent.
-	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord, "bar": barWord, "recheck": recheckWord,
-	"serves": servesWord, "tell": tellWord,
+	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord, "grant": grantWord, "revoke": revokeWord,
+	"serves": servesWord,
 	// Assertions.
 	"has": hasWord, "same-address": sameAddressWord, "same-first": sameFirstWord, "address": addressWord,
 	"bound": boundWord, "promises": promisesWord,
@@ -228,7 +228,7 @@ func networkWord(ts *testscript.TestScript, neg bool, args []string) {
 	s.networks = append(s.networks, n)
 }
 
-var addOptions = []string{"addresses", "by", "ip", "ips", "uid", "retain", "minutes", "identity", "when-in-use",
+var addOptions = []string{"addresses", "claims", "by", "ip", "ips", "uid", "retain", "minutes", "identity", "when-in-use",
 	"annotations"}
 
 // annotationsOf returns the pod annotations given by the options.
@@ -262,8 +262,11 @@ func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
 		}
 	}
 	a.by = opts["by"]
-	if file := opts["addresses"]; file != "" {
+	if file := cmp.Or(opts["addresses"], opts["claims"]); file != "" {
 		opts[netconf.AnnotationAddresses] = s.given(ts, file)
+	}
+	if file := opts["addresses"]; file != "" {
+		s.grant(ts, a.pod.UID, file)
 	}
 	if a.annotations = annotationsOf(opts); opts["annotations"] == "unknown" {
 		a.annotations = nil
@@ -283,34 +286,26 @@ func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
 	return more
 }
 
-// given is a text with addresses, under the guard that there is in each entry which names none.
+// given is a text with addresses.
 func (s *story) given(ts *testscript.TestScript, file string) string {
-	text := strings.TrimSpace(ts.ReadFile(file))
-	var entries []map[string]any
-	if s.guard == "" || json.Unmarshal([]byte(text), &entries) != nil || entries == nil {
-		return text
-	}
-	for _, e := range entries {
-		if _, names := e["guard"]; !names {
-			e["guard"] = s.guard
-		}
-	}
-	b, err := json.Marshal(entries)
-	ts.Check(err)
-	return string(b)
+	return strings.TrimSpace(ts.ReadFile(file))
 }
 
-// serves [none | guard=GUARD] [gateway=ADDRESS] [spiderpool=on] [SUBNET...]
+// grant is the agent's grant.
+func (s *story) grant(ts *testscript.TestScript, uid, file string) {
+	pending, err := s.options().Grants().Begin(uid, s.given(ts, file))
+	ts.Check(err)
+	ts.Check(pending.Finish())
+}
+
+// serves [none] [gateway=ADDRESS] [spiderpool=on] [SUBNET...]
 func servesWord(ts *testscript.TestScript, neg bool, args []string) {
 	noNeg(ts, neg)
 	s := storyOf(ts)
-	args, opts := options(ts, args, "guard", "gateway", "spiderpool")
-	is := mailbox.Served{Guard: "guard-1", More: len(args) == 0, Spiderpool: opts["spiderpool"] == "on"}
-	if guard, ok := opts["guard"]; ok {
-		is.Guard = guard
-	}
+	args, opts := options(ts, args, "gateway", "spiderpool")
+	is := grants.Served{More: len(args) == 0, Spiderpool: opts["spiderpool"] == "on"}
 	if slices.Equal(args, []string{"none"}) {
-		is, args = mailbox.Served{None: true}, nil
+		is, args = grants.Served{None: true}, nil
 	}
 	for _, arg := range args {
 		p, err := netip.ParsePrefix(arg)
@@ -322,16 +317,15 @@ func servesWord(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(err)
 		is.Gateways = append(is.Gateways, a)
 	}
-	s.guard = is.Guard
-	ts.Check(s.options().Mailbox().PutServed(is))
+	ts.Check(s.options().Grants().PutServed(is))
 }
 
-// tell UID FILE
-func tellWord(ts *testscript.TestScript, neg bool, args []string) {
+// grant UID FILE
+func grantWord(ts *testscript.TestScript, neg bool, args []string) {
 	noNeg(ts, neg)
 	s := storyOf(ts)
-	count(ts, args, 2, 2, "tell UID FILE")
-	ts.Check(s.options().Mailbox().PutPod(args[0], s.given(ts, args[1])))
+	count(ts, args, 2, 2, "grant UID FILE")
+	s.grant(ts, args[0], args[1])
 }
 
 func (s *story) setAddressVars(ts *testscript.TestScript, a *attachment) {
@@ -896,24 +890,15 @@ func uninstallWord(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// bar UID
-func barWord(ts *testscript.TestScript, neg bool, args []string) {
+// revoke UID
+func revokeWord(ts *testscript.TestScript, neg bool, args []string) {
 	s := storyOf(ts)
-	count(ts, args, 1, 1, "bar UID")
-	has, err := ledger.Bar(s.options(), args[0])
+	count(ts, args, 1, 1, "revoke UID")
+	has, err := ledger.Revoke(s.options(), args[0])
 	ts.Check(err)
 	if neg != (len(has) > 0) {
 		ts.Fatalf("pod %s has %v", args[0], has)
 	}
-}
-
-// recheck EPOCH
-func recheckWord(ts *testscript.TestScript, neg bool, args []string) {
-	noNeg(ts, neg)
-	count(ts, args, 1, 1, "recheck EPOCH")
-	epoch, err := strconv.ParseInt(args[0], 10, 64)
-	ts.Check(err)
-	ts.Check(ledger.BeginEpoch(storyOf(ts).options(), epoch, false))
 }
 
 // has C ADDRESS...

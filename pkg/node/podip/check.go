@@ -137,12 +137,12 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 			k.pods.started(uid)
 			c.pod.conflicts = nil
 		}
-		if pod.granted && c.pod.conflicts == nil {
+		if pod.granted && pod.conflicts == nil {
 			return c.keep()
 		}
 	}
 
-	if pod.granted && pod.exists && c.granted != "" && c.p.netns() {
+	if !pod.alive() && pod.granted && pod.exists && c.granted != "" && c.p.netns() {
 		return pod.ends(c.p), pod.stray(c.p)
 	}
 
@@ -158,7 +158,7 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	if v, err := c.act(reading); err != nil || v == soon {
 		return soon, err
 	}
-	return c.conclude()
+	return c.conclude(ctx)
 }
 
 // podCheck is one look at a pod and its addresses.
@@ -315,7 +315,10 @@ func (c *podCheck) act(ctx context.Context) (verdict, error) {
 		}
 	}
 	if down && c.pod.name != "" { // the owner of any other is unknown
-		return soon, c.takeDown(ctx)
+		if err := c.takeDown(ctx); err != nil || c.took {
+			return soon, err
+		}
+		return settled, nil
 	}
 	if c.any(func(a pool.Action) bool { return a.Grant }) {
 		return c.grant(ctx)
@@ -413,7 +416,7 @@ func (c *podCheck) grant(ctx context.Context) (verdict, error) {
 }
 
 // conclude records what was done, once nothing of it failed.
-func (c *podCheck) conclude() (verdict, error) {
+func (c *podCheck) conclude(ctx context.Context) (verdict, error) {
 	pod := &c.pod
 	switch {
 	case pod.alive() && c.granted != "":
@@ -423,6 +426,9 @@ func (c *podCheck) conclude() (verdict, error) {
 		return later, nil
 	case c.p.netns():
 		return pod.ends(c.p), pod.stray(c.p)
+	}
+	if there, err := c.isThere(ctx); err != nil || there {
+		return soon, err
 	}
 	pod.gone = true
 	c.pods.settle(*pod)

@@ -283,16 +283,16 @@ func (k *Keeper) tellServed(ctx context.Context) {
 	again := time.NewTicker(servedAgain)
 	defer again.Stop()
 	for {
+		k.troubles.note("served", k.follower.tellServed())
+		if pools, _ := k.served.get(); pools == nil {
+			return
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-k.served.changed:
 			k.router.relist()
 		case <-again.C:
-		}
-		k.troubles.note("served", k.follower.tellServed())
-		if pools, _ := k.served.get(); pools == nil {
-			return
 		}
 	}
 }

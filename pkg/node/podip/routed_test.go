@@ -282,7 +282,7 @@ func TestANodeSaysWhichPoolsItCannotServe(t *testing.T) {
 		w.c.fail(errDown) // whether a cloud has the routes is not known
 		w.pass(time.Minute)
 		w.c.fail(nil)
-		w.pass(networkAgain)
+		w.pass(time.Minute)
 		want("its network can only route", why[v1alpha1.ModeL2], "")
 
 		w.c.mu.Lock()

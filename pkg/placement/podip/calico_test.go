@@ -176,7 +176,7 @@ func TestAnImportedAddressIsReservedAndCountsTwoMinutesLater(t *testing.T) {
 	ip := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: address, UID: "ip",
 		Finalizers: []string{stayputv1alpha1.FinalizerInUse}},
 		Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeCalico, Namespace: "default",
-			PodName: "web-0", PodUID: "web-0", Interface: "eth0", Retention: "while-owned", Adopted: true}}
+			PodName: "web-0", PodUID: "web-0", Interface: "eth0", Retention: "while-owned", AdoptedOn: "node-1"}}
 	a := newAPI(t,
 		&stayputv1alpha1.PodIPPool{ObjectMeta: metav1.ObjectMeta{Name: "blue", UID: "blue"},
 			Spec: stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeCalico, Subnet: "10.244.240.0/24"}},
@@ -255,7 +255,7 @@ func TestOnlyAnAllocationThatNoADDHasNotedIsFreed(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-x", UID: "web",
 				CreationTimestamp: metav1.NewTime(hometest.Noon), Annotations: map[string]string{
 					stayputv1alpha1.AnnotationAddresses: `[{"interface":"eth0","pool":"blue","mode":"Calico","address":"` + address +
-						`/24","guard":"policy-1/binding-1"}]`}}, Spec: corev1.PodSpec{NodeName: "node-1"}}
+						`/24"}]`}}, Spec: corev1.PodSpec{NodeName: "node-1"}}
 			if noted {
 				pod.Annotations["cni.projectcalico.org/podIP"] = address + "/32"
 			}
@@ -342,7 +342,6 @@ func TestTheVersionOfPodsIsReadWhileSomeEnd(t *testing.T) {
 			},
 		})
 		c := control(t, a)
-		c.guard = "guard"
 		go c.follower.datePods(t.Context(), c.session)
 		expect := func(when string, d time.Duration, want int) {
 			t.Helper()
@@ -353,7 +352,7 @@ func TestTheVersionOfPodsIsReadWhileSomeEnd(t *testing.T) {
 		now := metav1.Now()
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "web-0",
 			ResourceVersion: "999", Annotations: map[string]string{stayputv1alpha1.AnnotationAddresses: "[" +
-				`{"interface":"eth0","pool":"blue","mode":"Calico","address":"10.244.240.1/24","guard":"guard"}]`}},
+				`{"interface":"eth0","pool":"blue","mode":"Calico","address":"10.244.240.1/24"}]`}},
 			Spec: corev1.PodSpec{NodeName: "node-1"}}
 		c.session.setPod(cluster.PodOf(pod), false)
 		expect("a pod runs", time.Minute, 0)

@@ -15,7 +15,6 @@ import (
 	"time"
 	"unsafe"
 
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -71,17 +70,13 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 		t.Fatal(err)
 	}
 	a := &api{now: hometest.Noon}
-	round := stayputv1alpha1.RoundTime(1000)
+	epoch := stayputv1alpha1.EpochTime(1000)
 	audit := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
-		Spec: stayputv1alpha1.PodIPAuditSpec{Round: round, Term: &round, Mark: metav1.NewMicroTime(a.now),
+		Spec: stayputv1alpha1.PodIPAuditSpec{Epoch: &epoch, Term: &epoch, Mark: metav1.NewMicroTime(a.now),
 			Phase: stayputv1alpha1.PodIPAuditSettled}}
-	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{
-		Name: stayputv1alpha1.PolicyAddresses, UID: "policy-1"}}
-	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
-		Name: stayputv1alpha1.PolicyAddresses, UID: "binding-1"}}
 	base := fake.NewClientBuilder().WithScheme(scheme).
 		WithStatusSubresource(&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPPool{}, &spiderpoolv2beta1.SpiderIPPool{}).
-		WithObjects(append(objects, audit, policy, binding)...).Build()
+		WithObjects(append(objects, audit)...).Build()
 	write := func(verb string, o client.Object) error {
 		what := fmt.Sprintf("%s %s %s", verb, strings.TrimPrefix(fmt.Sprintf("%T", o), "*"), o.GetName())
 		what = strings.NewReplacer("v1alpha1.", "", "v1.", "").Replace(what)
@@ -656,9 +651,9 @@ func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
 				t.Fatal(err)
 			}
 			value, ok := is.Annotations[stayputv1alpha1.AnnotationPools]
-			all := `{"guard":"policy-1.binding-1","subnets":["10.6.0.0/16"],"gateways":["10.6.0.1"]}`
+			all := `{"subnets":["10.6.0.0/16"],"gateways":["10.6.0.1"]}`
 			if strings.Contains(when, "Calico") { // nodes only answer that they have no address of it
-				all = `{"guard":"policy-1.binding-1"}`
+				all = `{}`
 			}
 			if ok != want || want && value != all || is.Annotations["other"] != "x" {
 				t.Errorf("%s: %v", when, is.Annotations)
@@ -1053,110 +1048,6 @@ func TestAPoolThatIsBeingDeletedLeavesItsAddressesToTheirPods(t *testing.T) {
 	}
 }
 
-// Another machine has the address of a pod: it is quarantined, the pod is ended, its successor gets another address,
-// and everybody concerned hears of the MAC address.
-func TestAPodWhoseAddressAnotherMachineHasGetsAnother(t *testing.T) {
-	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
-		asking("web-0", "blue", ownedBySet))
-	c := control(t, a)
-	c.works()
-	pod := bound(t, a, "web-0", "node-1")
-	c.works()
-	c.notes()
-	found := a.ips(t)["10.6.168.101"]
-	found.Status = stayputv1alpha1.PodIPStatus{Phase: stayputv1alpha1.PodIPAllocated, PodUID: string(pod.UID),
-		NodeName: "node-1", Conflict: "02:00:00:00:00:01"}
-	if err := a.Status().Update(t.Context(), &found); err != nil {
-		t.Fatal(err)
-	}
-	c.works()
-	is := a.ips(t)["10.6.168.101"]
-	if q := is.Spec.Quarantine; q == nil || !strings.Contains(q.Reason, "02:00:00:00:00:01") || q.Until == nil ||
-		is.Spec.PodUID != string(pod.UID) || is.Spec.Retention != "" {
-		t.Errorf("%+v", is.Spec)
-	}
-	notes := c.notes()
-	if len(notes) != 2 || !strings.Contains(notes[0], "AddressConflict") ||
-		!strings.Contains(notes[0], "02:00:00:00:00:01") || !strings.Contains(notes[1], "pod web-0: 10.6.168.101") {
-		t.Errorf("said %q", notes)
-	}
-	successor := asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) { p.UID = "successor" })
-	if err := a.WithWatch.Create(t.Context(), successor); err != nil { // its predecessor was deleted
-		t.Fatal(err)
-	}
-	c.works()
-	if is, has := a.pod(t, "web-0"); home.Gated(is) || len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.102" {
-		t.Errorf("the successor has %+v: %q", has, c.notes())
-	}
-}
-
-// One machine answers for all addresses of a pool: the pool says so, names it, and goes on once it is gone.
-func TestAPoolSaysWhichMachineKeepsItFromNewAllocations(t *testing.T) {
-	const mac = "02:00:00:00:00:01"
-	objects := []client.Object{hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.150")}
-	for i := range 6 {
-		objects = append(objects, asking(fmt.Sprintf("web-%d", i), "blue", ownedBySet, func(p *corev1.Pod) {
-			p.OwnerReferences[0].Name = fmt.Sprintf("set-%d", i)
-		}))
-	}
-	a := newAPI(t, objects...)
-	c := control(t, a)
-	c.works()
-	finds := func(i int, mac string) {
-		t.Helper()
-		pod, has := a.pod(t, fmt.Sprintf("web-%d", i))
-		if pod.Spec.NodeName == "" {
-			pod = bound(t, a, pod.Name, "node-1")
-		}
-		found := a.ips(t)[has[0].Prefix.Addr().String()]
-		found.Status = stayputv1alpha1.PodIPStatus{Phase: stayputv1alpha1.PodIPAllocated, PodUID: string(pod.UID),
-			NodeName: "node-1", Conflict: mac}
-		if err := a.Status().Update(t.Context(), &found); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ready := func() metav1.Condition {
-		t.Helper()
-		var is stayputv1alpha1.PodIPPool
-		if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &is); err != nil {
-			t.Fatal(err)
-		}
-		return *meta.FindStatusCondition(is.Status.Conditions, stayputv1alpha1.ConditionReady)
-	}
-	for i := range 6 {
-		finds(i, mac)
-	}
-	c.works()
-	notes := c.notes()
-	warned := slices.ContainsFunc(notes, func(n string) bool {
-		return strings.Contains(n, "Warning AddressConflict no new allocations") && strings.Contains(n, mac)
-	})
-	if is := ready(); is.Status != metav1.ConditionFalse || is.Reason != home.ReasonAddressConflict ||
-		!strings.Contains(is.Message, mac) || !warned {
-		t.Errorf("the pool says %+v, and %q", is, notes)
-	}
-	for i := range 6 {
-		if pod, _ := a.pod(t, fmt.Sprintf("web-%d", i)); pod.DeletionTimestamp != nil {
-			t.Errorf("%s was ended", pod.Name)
-		}
-	}
-	if err := a.WithWatch.Create(t.Context(), asking("more", "blue", made(time.Hour))); err != nil {
-		t.Fatal(err)
-	}
-	c.works()
-	if pod, has := a.pod(t, "more"); !home.Gated(pod) || has != nil {
-		t.Errorf("a new pod has %v", has)
-	}
-	finds(0, "")
-	c.works()
-	if pod, has := a.pod(t, "more"); home.Gated(pod) || len(has) != 1 {
-		t.Errorf("a new pod waits: %q", c.notes())
-	}
-	if is := ready(); is.Status != metav1.ConditionTrue {
-		t.Errorf("the pool says %+v", is)
-	}
-}
-
 // A pod is kept from the node that was just lost, and is made again if it finds no other one before that is back.
 // The kubelet of node-1, which is Ready, rejected the pod.
 func TestAPodThatItsHomeRejectedIsNotEndedBecauseThatIsThere(t *testing.T) {
@@ -1371,6 +1262,7 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 	c := control(t, a)
 	c.works()
 	pod := bound(t, a, "web-0", "node-1")
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(pod.UID), "node-1")
 	c.looks()
 	next := pod.DeepCopy()
 	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
@@ -1383,11 +1275,8 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 		t.Error("the next one is not known")
 	}
 	p := c.session.book.PodIP(netip.MustParseAddr("10.6.168.101"))
-	if f := c.session.book.Fence(p, a.now); f.Verdict != pool.Wait || f.Ask {
-		t.Errorf("at first: %+v", f)
-	}
-	if f := c.session.book.Fence(p, a.now.Add(time.Minute)); f.Verdict != pool.Wait || !f.Ask {
-		t.Errorf("its node is never asked: %+v", f)
+	if f := c.session.book.Fence(p, a.now); f.Verdict != pool.Wait {
+		t.Errorf("%+v", f)
 	}
 }
 
@@ -1499,7 +1388,7 @@ func TestAnAnnotationThatTheControllerHasNotWrittenSaysNothing(t *testing.T) {
 			if thief.Annotations == nil {
 				thief.Annotations = map[string]string{}
 			}
-			entry := `{"interface":"eth0","pool":"blue","mode":"L2","address":"10.6.168.%d/16","guard":"policy-0.binding-0"}`
+			entry := `{"interface":"eth0","pool":"blue","mode":"L2","address":"10.6.168.%d/16"}`
 			thief.Annotations[stayputv1alpha1.AnnotationAddresses] = fmt.Sprintf("["+entry+","+entry+"]", 101, 102)
 			if err := a.WithWatch.Create(t.Context(), thief); err != nil {
 				t.Fatal(err)
@@ -1508,7 +1397,7 @@ func TestAnAnnotationThatTheControllerHasNotWrittenSaysNothing(t *testing.T) {
 				c.looks()
 				c.works()
 				ips := a.ips(t)
-				if ip := ips["10.6.168.101"]; len(ips) != 1 || ip.Spec.PodUID != "uid-web-0" || ip.Spec.Quarantine != nil {
+				if ip := ips["10.6.168.101"]; len(ips) != 1 || ip.Spec.PodUID != "uid-web-0" {
 					t.Fatalf("the addresses are %+v", ips)
 				}
 				c.begins() // another controller
@@ -1522,41 +1411,6 @@ func TestAnAnnotationThatTheControllerHasNotWrittenSaysNothing(t *testing.T) {
 				t.Errorf("the next pod has %v", has)
 			}
 		})
-	}
-}
-
-// The guard was made again since: the PodIPs say whose the addresses are. Under the one that there is, the annotation
-// says it alone.
-func TestAnAnnotationIsTrueByTheGuardOrThePodIP(t *testing.T) {
-	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.102"), asking("web-0", "blue"))
-	c := control(t, a)
-	c.works()
-	pod := bound(t, a, "web-0", "node-1")
-	if text := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; !strings.Contains(text,
-		`"guard":"policy-1.binding-1"`) {
-		t.Fatalf("the pod is told %s", text)
-	}
-	known := func() bool {
-		t.Helper()
-		c.begins()
-		c.works()
-		is := c.session.book.Pod("uid-web-0")
-		return is != nil && len(is.Assigned) == 1
-	}
-	guard := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
-		Name: stayputv1alpha1.PolicyAddresses}}
-	if err := a.WithWatch.Delete(t.Context(), guard); err != nil {
-		t.Fatal(err)
-	}
-	if !known() || c.guard != "" {
-		t.Errorf("without the guard %q the PodIP does not count", c.guard)
-	}
-	guard.UID, guard.ResourceVersion = "binding-2", ""
-	if err := a.WithWatch.Create(t.Context(), guard); err != nil {
-		t.Fatal(err)
-	}
-	if !known() {
-		t.Error("the PodIP does not count")
 	}
 }
 
@@ -1657,7 +1511,7 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 	}
 	read()
 	report := &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec: stayputv1alpha1.PodIPReportSpec{Round: audit.Spec.Round, Held: []stayputv1alpha1.PodIPHeld{{
+		Spec: stayputv1alpha1.PodIPReportSpec{Epoch: *audit.Spec.Epoch, Held: []stayputv1alpha1.PodIPHeld{{
 			Address: "10.6.168.101", PodUID: "forgotten", Namespace: "default", PodName: "db-0", Pool: "blue",
 			Mode: stayputv1alpha1.ModeL2, Interface: "eth0"}}}}
 	if err := a.WithWatch.Create(t.Context(), report); err != nil {
@@ -1693,7 +1547,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		audit := c.session.book.Audit()
-		audit.Round, audit.Asked = 7000, map[pool.UID]int64{"x": 7000}
+		audit.Epoch, audit.Recalling = 7000, true
 		c.session.book.SetAudit(audit)
 		return c.session.book.Unanswered()
 	}
@@ -1719,7 +1573,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 	}
 	expect("an operator says that none is to run on node-2", "node-1")
 	if err := a.WithWatch.Create(t.Context(), &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: "node-2"},
-		Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000)}}); err != nil {
+		Spec: stayputv1alpha1.PodIPReportSpec{Epoch: stayputv1alpha1.EpochTime(1000)}}); err != nil {
 		t.Fatal(err)
 	}
 	expect("one ran there", "node-1", "node-2")
@@ -1814,7 +1668,7 @@ func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
 	const why = "10-lan.conflist: type: expected bridge or ptp"
 	cannot := func(node, why string) *stayputv1alpha1.PodIPReport {
 		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000),
+			Spec: stayputv1alpha1.PodIPReportSpec{Epoch: stayputv1alpha1.EpochTime(1000),
 				CannotServe: map[string]stayputv1alpha1.PodIPReportCause{
 					"Routed": stayputv1alpha1.PodIPReportCause(why)}}}
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -126,27 +125,28 @@ func TestAddressesThatWaitForAProofAreCounted(t *testing.T) {
 		"oldest_held_address_age_seconds true": 0, "used_addresses blue": 1})
 }
 
-func TestQuarantineAndRecallAreCounted(t *testing.T) {
+func TestConflictsAndRecallsAreCounted(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
 		asking("web-0", "blue"))
 	c := control(t, a)
 	c.works()
+	pod := bound(t, a, "web-0", "node-1")
 	ip := a.ips(t)["10.6.168.101"]
-	ip.Spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: "pod default/x has it",
-		Since: metav1.NewMicroTime(hometest.Noon)}
-	if err := a.Update(t.Context(), &ip); err != nil {
+	ip.Status = stayputv1alpha1.PodIPStatus{Phase: stayputv1alpha1.PodIPBound, PodUID: string(pod.UID),
+		NodeName: "node-1", Conflict: "02:00:00:00:00:01"}
+	if err := a.Status().Update(t.Context(), &ip); err != nil {
 		t.Fatal(err)
 	}
 	c.looks()
-	c.exports(map[string]float64{"quarantined_addresses": 1, "recalling": 0})
+	c.exports(map[string]float64{"conflicting_addresses": 1, "recalling": 0})
 	next := c.session.book.Audit()
-	next.Recalling, next.Round, next.Epoch = true, next.Round+1, next.Round+1
+	next.Recalling, next.Epoch = true, next.Epoch+1
 	c.mu.Lock()
 	c.session.book = pool.NewBook(next)
 	for _, name := range []string{"node-1", "node-2"} {
 		c.session.book.SetNode(pool.Node{Name: name, Ready: true})
 	}
-	c.session.book.SetReport(pool.Report{Node: "node-2", Round: next.Round})
+	c.session.book.SetReport(pool.Report{Node: "node-2", Epoch: next.Epoch})
 	c.mu.Unlock()
 	c.exports(map[string]float64{"recalling": 1, "unanswered_nodes": 1})
 }

@@ -135,6 +135,11 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 	if above, ok := s.c.above.Get(ownerOf(&current)); ok {
 		current.Workload = above.(pool.Workload)
 	}
+	if err == nil && current.Assigned != nil && !s.vouchedLocked(&current) {
+		current.Assigned = nil
+		err = invalid(stayputv1alpha1.AnnotationAddresses, "the controller has not written it: delete the pod and create it "+
+			"again without it")
+	}
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err
 	}
@@ -157,6 +162,20 @@ func (s *session) setPodLocked(pod *cluster.Pod, listed bool) {
 		s.c.enqueueLocked(current.Key()) // see endBarren
 	}
 }
+
+// vouchedLocked reports whether the addresses that a pod has by its annotation are its own by the PodIPs. Of a pod that
+// is known, what is known stands.
+func (s *session) vouchedLocked(is *pool.Pod) bool {
+	if was := s.book.Pod(is.UID); was != nil && slices.EqualFunc(was.Assigned, is.Assigned, same) && was.Assigned != nil {
+		return true
+	}
+	return !slices.ContainsFunc(is.Assigned, func(h pool.Address) bool {
+		ip := s.book.PodIP(h.Prefix.Addr())
+		return ip == nil || ip.PodUID != is.UID
+	})
+}
+
+func same(x, y pool.Address) bool { return x.Prefix == y.Prefix && x.Interface == y.Interface }
 
 // removePod takes out a pod that the cluster has no more, and had on this node, if that is known. version is that of
 // its deletion, empty if its watch was interrupted.

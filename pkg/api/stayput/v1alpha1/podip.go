@@ -19,6 +19,7 @@ import (
 // +kubebuilder:selectablefield:JSONPath=`.spec.pool`
 // +kubebuilder:selectablefield:JSONPath=`.status.podCIDR`
 // +kubebuilder:selectablefield:JSONPath=`.status.nodeName`
+// +kubebuilder:selectablefield:JSONPath=`.spec.adoptedOn`
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
