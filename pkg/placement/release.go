@@ -126,7 +126,7 @@ func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) 
 	}
 	owner := metav1.GetControllerOf(&pod)
 	return owner != nil && string(owner.UID) == ip.Spec.Workload.UID &&
-		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.heirs(pod.Brief()))
+		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.workloads.Numbers(pod.Brief()))
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
@@ -247,7 +247,7 @@ func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	why := endless(ip, owner, r.heirs(pod))
+	why := endless(ip, owner, r.workloads.Numbers(pod))
 	if why != "" {
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
 	}

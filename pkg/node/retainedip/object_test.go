@@ -132,9 +132,8 @@ func TestWhatTheLedgerLostTheObjectStillSays(t *testing.T) {
 	hour := at(noon.Add(time.Hour))
 	is := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, Since: hour}
 	for what, was := range map[string]v1alpha1.RetainedIPStatus{
-		"what it said":                              {Phase: v1alpha1.PhaseRetained, LastBoundTime: at(noon)},
-		"what it said of a pod":                     {Phase: v1alpha1.PhaseBound, Since: hour, LastBoundTime: at(noon)},
-		"what an agent said that published no time": {Phase: v1alpha1.PhaseBound, Since: at(noon)},
+		"what it said":          {Phase: v1alpha1.PhaseRetained, LastBoundTime: at(noon)},
+		"what it said of a pod": {Phase: v1alpha1.PhaseBound, Since: hour, LastBoundTime: at(noon)},
 	} {
 		if got := after(was, is); got.LastBoundTime == nil || !got.LastBoundTime.Time.Equal(noon) || got.Since != hour {
 			t.Errorf("%s: %+v", what, got)
