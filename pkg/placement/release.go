@@ -361,8 +361,10 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	keep := pool.Keep{WhileOwned: true, Scaled: whenScaled, Deleted: whenDeleted} // the node knows until when
 	is, retry, err := r.workloads.Wanted(ctx, ip.Namespace, *w, ip.Spec.PodName, keep,
 		func() (cluster.Siblings, error) { return r.siblings(ctx, ip) })
-	if apierrors.IsForbidden(err) {
-		log.FromContext(ctx).Info("Keeping addresses of a workload that the controller may not read", "err", err)
+	if cluster.Unreadable(err) {
+		r.events.Eventf(ip, nil, corev1.EventTypeWarning, home.ReasonOwnerUnreadable, "Releasing",
+			"keeping %s of pod %s, although its workload may be gone: %s", strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName,
+			err)
 		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	if err != nil {
