@@ -126,7 +126,8 @@ func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) 
 	}
 	owner := metav1.GetControllerOf(&pod)
 	return owner != nil && string(owner.UID) == ip.Spec.Workload.UID &&
-		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.workloads.Numbers(pod.Brief()))
+		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" ||
+			r.workloads.Numbers(pod.Brief()))
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
