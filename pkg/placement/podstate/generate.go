@@ -35,7 +35,7 @@ const (
 	reasonNotGenerated    = "PersistentPodStateExists"
 )
 
-// generatedWeight is the weight of each preferred key, as in OpenKruise.
+// generatedWeight is the weight of the one term that has all preferred keys, as in OpenKruise.
 const generatedWeight = 100
 
 // generated reports whether the controller made an object. Removing the label takes it over.
@@ -124,11 +124,11 @@ func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 	if spec.RequiredPersistentTopology != nil {
 		is.required = spec.RequiredPersistentTopology.Labels()
 	}
-	for _, t := range spec.PreferredPersistentTopology {
-		if t.Weight != generatedWeight || len(t.Preference.Labels()) != 1 {
+	for i, t := range spec.PreferredPersistentTopology {
+		if i > 0 || t.Weight != generatedWeight {
 			return false
 		}
-		is.preferred = append(is.preferred, t.Preference.Labels()[0])
+		is.preferred = t.Preference.Labels()
 	}
 	for _, a := range spec.PersistentPodAnnotations {
 		is.annotations = append(is.annotations, a.Key)
@@ -144,9 +144,9 @@ func (w wish) spec(of *home.Workload) *kruiseac.PersistentPodStateSpecApplyConfi
 	if len(w.required) > 0 {
 		spec.WithRequiredPersistentTopology(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(w.required...))
 	}
-	for _, key := range w.preferred {
+	if len(w.preferred) > 0 {
 		spec.WithPreferredPersistentTopology(kruiseac.PreferredTopologyTerm().WithWeight(generatedWeight).
-			WithPreference(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(key)))
+			WithPreference(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(w.preferred...)))
 	}
 	for _, key := range w.annotations {
 		spec.WithPersistentPodAnnotations(kruiseac.PersistentPodAnnotation().WithKey(key))

@@ -151,3 +151,18 @@ func TestWhatTheUserAddsToAGeneratedSpecIsLeftAlone(t *testing.T) {
 		t.Error("another weight does not count as a difference")
 	}
 }
+
+func TestPreferredKeysAreOneTermAsOpenKruiseWritesIt(t *testing.T) {
+	w := wish{preferred: []string{hostname, zone}}
+	terms := w.spec(web(1)).PreferredPersistentTopology
+	if len(terms) != 1 || *terms[0].Weight != 100 ||
+		!reflect.DeepEqual(terms[0].Preference.NodeTopologyKeys, w.preferred) {
+		t.Errorf("%+v", terms)
+	}
+	is := kruisev1alpha1.PersistentPodStateSpec{PreferredPersistentTopology: []kruisev1alpha1.PreferredTopologyTerm{
+		{Weight: 100, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: w.preferred}},
+	}}
+	if !w.in(&is) {
+		t.Error("what OpenKruise wrote counts as a difference")
+	}
+}
