@@ -162,6 +162,18 @@ type plan struct {
 	problem finding
 }
 
+// besideKruise returns what of a plan is left to do while OpenKruise runs, which generates objects from its own
+// annotations and serves those of stayput.io/home, which it does not know.
+func (p plan) besideKruise() (left plan) {
+	if p.apply != nil && p.apply.by == stayputv1alpha1.GeneratedByHome {
+		left.apply = p.apply
+	}
+	if p.delete != nil && p.delete.Labels[stayputv1alpha1.LabelGenerated] == stayputv1alpha1.GeneratedByHome {
+		left.delete = p.delete
+	}
+	return left
+}
+
 // planFor decides about the generated object of a workload that exists. named is the object with the workload's name,
 // if any; all are those for it. What people made is left alone and keeps anything from being generated.
 func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
@@ -267,11 +279,9 @@ var podGone = predicate.TypedFuncs[*cluster.Pod]{
 
 // Reconcile brings the generated object of one workload up to date.
 func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
-	switch runs, err := g.kruise.runs(); {
-	case err != nil:
+	runs, err := g.kruise.runs()
+	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
-	case runs:
-		return reconcile.Result{}, nil
 	}
 	all, err := statesOf(ctx, g.client, ref)
 	if err != nil {
@@ -285,13 +295,16 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 	case err != nil:
 		return reconcile.Result{}, err
 	case w == nil:
-		return g.end(ctx, ref, all)
+		return g.end(ctx, ref, all, runs)
 	}
 	named, err := g.named(ctx, g.client, ref)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	p := planFor(w, named, all)
+	if runs {
+		p = p.besideKruise()
+	}
 	g.tell(w, p.problem)
 	switch {
 	case p.delete != nil:
@@ -316,10 +329,10 @@ func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref
 }
 
 // end deletes the generated object of a workload that is gone with all its pods.
-func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (
-	reconcile.Result, error) {
+func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState,
+	kruise bool) (reconcile.Result, error) {
 	i := slices.IndexFunc(all, generated)
-	if i < 0 {
+	if i < 0 || kruise && (plan{delete: all[i]}).besideKruise().delete == nil {
 		return reconcile.Result{}, nil
 	}
 	if _, err := g.workloads.Get(ctx, ref); !errors.Is(err, cluster.ErrGone) {

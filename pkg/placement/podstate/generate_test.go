@@ -152,6 +152,28 @@ func TestWhatTheUserAddsToAGeneratedSpecIsLeftAlone(t *testing.T) {
 	}
 }
 
+func TestBesideOpenKruiseOnlyWhatItDoesNotKnowIsGenerated(t *testing.T) {
+	by := func(label string) *kruisev1alpha1.PersistentPodState {
+		s := object("web", 0)
+		s.Labels = map[string]string{stayputv1alpha1.LabelGenerated: label}
+		return &s
+	}
+	home, workload := stayputv1alpha1.GeneratedByHome, stayputv1alpha1.GeneratedByWorkload
+	for name, c := range map[string]struct {
+		plan, left plan
+	}{
+		"a home":           {plan{apply: &wish{by: home}}, plan{apply: &wish{by: home}}},
+		"a home taken off": {plan{delete: by(home)}, plan{delete: by(home)}},
+		"its annotations":  {plan{apply: &wish{by: workload}}, plan{}},
+		"these taken off":  {plan{delete: by(workload)}, plan{}},
+		"a problem":        {plan{problem: finding{reason: reasonTopologyMissing}}, plan{}},
+	} {
+		if left := c.plan.besideKruise(); !reflect.DeepEqual(left, c.left) {
+			t.Errorf("%s: %+v, want %+v", name, left, c.left)
+		}
+	}
+}
+
 func TestPreferredKeysAreOneTermAsOpenKruiseWritesIt(t *testing.T) {
 	w := wish{preferred: []string{hostname, zone}}
 	terms := w.spec(web(1)).PreferredPersistentTopology
