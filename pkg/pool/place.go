@@ -203,28 +203,11 @@ func (d *placing) elsewhere() string {
 // another one waits for while it waits for what that one holds.
 func (d *placing) slots() (slots []slot, reason string) {
 	for _, w := range d.pod.Wants {
-		var v4, v6 slot
-		for _, name := range w.Pools {
-			switch s := d.pools[name]; {
-			case s == nil:
-				return nil, fmt.Sprintf("pool %s does not exist", name)
-			case s.Invalid != nil:
-				return nil, fmt.Sprintf("pool %s is invalid: %v", name, s.Invalid)
-			case s.Unready != "":
-				return nil, fmt.Sprintf("pool %s is not ready: %s", name, s.Unready)
-			case s.Range.Subnet.Addr().Is4():
-				v4.pools = append(v4.pools, s)
-			default:
-				v6.pools = append(v6.pools, s)
-			}
+		its, wrong := d.slotsOf(w)
+		if wrong != "" && !d.keeps(w, its) {
+			return nil, wrong
 		}
-		v4.v4 = true
-		for _, s := range []slot{v4, v6} {
-			if s.pools != nil {
-				s.network, s.iface = w.Network, w.Interface
-				slots = append(slots, s)
-			}
-		}
+		slots = append(slots, its...)
 	}
 	if slots == nil {
 		return nil, "the pod names no pool"
@@ -233,6 +216,47 @@ func (d *placing) slots() (slots []slot, reason string) {
 		return cmp.Or(strings.Compare(x.pools[0].Name, y.pools[0].Name), strings.Compare(x.iface, y.iface))
 	})
 	return slots, ""
+}
+
+// slotsOf returns the addresses that a pod needs on one interface, by those of its pools that can be had, and what is
+// wrong with another one.
+func (d *placing) slotsOf(w Want) (slots []slot, wrong string) {
+	v4 := slot{network: w.Network, iface: w.Interface, v4: true}
+	v6 := slot{network: w.Network, iface: w.Interface}
+	for _, name := range w.Pools {
+		switch s := d.pools[name]; {
+		case s == nil:
+			wrong = cmp.Or(wrong, fmt.Sprintf("pool %s does not exist", name))
+		case s.Invalid != nil:
+			wrong = cmp.Or(wrong, fmt.Sprintf("pool %s is invalid: %v", name, s.Invalid))
+		case s.Unready != "":
+			wrong = cmp.Or(wrong, fmt.Sprintf("pool %s is not ready: %s", name, s.Unready))
+		case s.Range.Subnet.Addr().Is4():
+			v4.pools = append(v4.pools, s)
+		default:
+			v6.pools = append(v6.pools, s)
+		}
+	}
+	return slices.DeleteFunc([]slot{v4, v6}, func(s slot) bool { return s.pools == nil }), wrong
+}
+
+// keeps reports whether all that a pod needs on an interface is kept for it: then a pool that cannot be had, such as a
+// reserve that was deleted, keeps it from nothing. Which families such a pool has is not known. So what is kept must be
+// of the other pools alone, and for each family of these.
+func (d *placing) keeps(w Want, slots []slot) bool {
+	has := make([]bool, len(slots))
+	for _, a := range d.owned[ownerOf(d.pod.Namespace, d.pod.Name, d.pod.Identity)] {
+		p := d.ips[a]
+		if p.Interface != w.Interface {
+			continue
+		}
+		i := slices.IndexFunc(slots, func(s slot) bool { return s.fits(p) })
+		if i < 0 {
+			return false
+		}
+		has[i] = true
+	}
+	return len(slots) > 0 && !slices.Contains(has, false)
 }
 
 // choose finds the address of a slot. If there is none, wait says why.

@@ -2111,3 +2111,48 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 		t.Errorf("%d are left, and those that waited have %v and %v: %q", left, zero, one, c.notes())
 	}
 }
+
+// web names a second pool as a reserve. No pod has an address of it, so that it is gone at once when it is deleted.
+func TestAReserveThatCannotBeHadKeepsNoPodFromItsOwnAddress(t *testing.T) {
+	hour := hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")
+	for name, breaks := range map[string]func(*testing.T, *api, *stayputv1alpha1.PodIPPool){
+		"it is deleted": func(t *testing.T, a *api, green *stayputv1alpha1.PodIPPool) {
+			must.Do(t, a.WithWatch.Delete(t.Context(), green))
+		},
+		"it is invalid": func(t *testing.T, a *api, green *stayputv1alpha1.PodIPPool) {
+			must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(green), green))
+			green.Spec.Subnet = "10.6.0.0"
+			green.Generation++
+			must.Do(t, a.Update(t.Context(), green))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			green := aPool("green", "10.6.169.101-10.6.169.110")
+			a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), green,
+				asking("web-0", "blue,green", hour))
+			c := control(t, a)
+			c.works()
+			pod := bound(t, a, "web-0", "node-1")
+			a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(pod.UID), "node-1")
+			c.works()
+			breaks(t, a, green)
+			must.Do(t, a.WithWatch.Delete(t.Context(), pod))
+			c.looks()
+			c.works()
+			a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
+			c.works()
+			for _, next := range []*corev1.Pod{asking("web-0", "blue,green", hour), asking("web-1", "blue,green", hour)} {
+				next.UID = types.UID("next-" + next.Name)
+				must.Do(t, a.WithWatch.Create(t.Context(), next))
+			}
+			c.looks()
+			c.works()
+			if _, has := a.pod(t, "web-0"); len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.101" {
+				t.Errorf("the successor has %v: %q", has, c.notes())
+			}
+			if _, has := a.pod(t, "web-1"); has != nil { // which families the reserve has is not known
+				t.Errorf("a new pod has %v", has)
+			}
+		})
+	}
+}
