@@ -40,9 +40,13 @@ type choice struct {
 //
 // For each address, Place takes the pod's own, or an address that the identity has and no pod uses; then an address
 // that was never used, as far as is known; then the address that is free for the longest. All or none are taken.
-func (b *Book) Place(uid UID, now time.Time) Plan {
+func (b *Book) Place(uid UID, now time.Time) Plan { return b.PlaceOn(uid, nil, now) }
+
+// PlaceOn is Place for a pod that could not be gated, and is on a node with these labels: new addresses come from pools
+// that are for this node.
+func (b *Book) PlaceOn(uid UID, node map[string]string, now time.Time) Plan {
 	waited := b.lines.leave(uid)
-	d := placing{facts: &b.facts, lines: b.lines, pod: b.pods[uid], now: now, taken: map[netip.Addr]bool{}}
+	d := placing{facts: &b.facts, lines: b.lines, pod: b.pods[uid], node: node, now: now, taken: map[netip.Addr]bool{}}
 	plan := d.plan()
 	if d.full != nil {
 		b.lines.join(turnOf(d.pod), d.full)
@@ -60,7 +64,8 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 type placing struct {
 	*facts
 	lines lines
-	pod   *Pod // nil if it is unknown
+	pod   *Pod              // nil if it is unknown
+	node  map[string]string // the labels of its node, nil if it has none, or they do not matter
 	now   time.Time
 	all   []choice
 	taken map[netip.Addr]bool // those of all
@@ -284,6 +289,9 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			continue
 		}
 		switch f := d.Fence(p, d.now); {
+		case !d.isFor(d.pools[p.Pool]) && !pod.takesAny():
+			return c, Plan{Reason: "pool " + p.Pool + d.notHere()}
+		case !d.isFor(d.pools[p.Pool]):
 		case p.Quarantine.Reason != "" && !pod.takesAny() && p.Keep != (Keep{}):
 			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
@@ -387,6 +395,8 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 			text, waits = "is disabled", false
 		case st.Serves != nil && !st.Serves(pod.Namespaced):
 			text, waits = "is not available to namespace "+pod.Namespace, false
+		case !d.isFor(st):
+			text, waits = strings.TrimSpace(d.notHere()), false
 		case held != "":
 			text, wait.Remedy = "makes no new allocations: "+held, remedy
 		case st.left(d.now) <= ahead:
@@ -411,6 +421,13 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 	}
 	d.full, wait.Reason = full, strings.Join(why, "; ")
 	return c, wait
+}
+
+// isFor reports whether a pool is for the node that the pod has, if it has one.
+func (d *placing) isFor(s *stock) bool { return d.node == nil || s.ForNode == nil || s.ForNode(d.node) }
+
+func (d *placing) notHere() string {
+	return fmt.Sprintf(" is not available on node %s, where the pod runs", d.pod.Node)
 }
 
 // empty says that a pool has no free address for a pod that comes after others.

@@ -2156,3 +2156,33 @@ func TestAReserveThatCannotBeHadKeepsNoPodFromItsOwnAddress(t *testing.T) {
 		})
 	}
 }
+
+// Spiderpool's docs/usage/network-topology.md: one DaemonSet over two zones, each with a pool of its own.
+func TestAPodThatHasANodeGetsAnAddressOfAPoolForThatNode(t *testing.T) {
+	zone := func(zone string) func(*stayputv1alpha1.PodIPPool) {
+		return func(o *stayputv1alpha1.PodIPPool) {
+			o.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelTopologyZone: zone}}
+		}
+	}
+	onNode := func(i int) *corev1.Pod {
+		name := fmt.Sprintf("ds-%d", i)
+		return asking(name, "zone-a,zone-b", hometest.RanOn(fmt.Sprintf("node-%d", i)), starting, made(-time.Minute),
+			func(p *corev1.Pod) { p.UID = types.UID(name) })
+	}
+	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "b"), hometest.Node("node-3", "c"),
+		aPool("zone-a", "10.6.168.101-10.6.168.110", zone("a")), aPool("zone-b", "10.6.169.101-10.6.169.110", zone("b")),
+		onNode(1), onNode(2), onNode(3))
+	c := control(t, a)
+	c.works()
+	for name, pool := range map[string]string{"ds-1": "zone-a", "ds-2": "zone-b"} {
+		if _, has := a.pod(t, name); len(has) != 1 || has[0].Pool != pool {
+			t.Errorf("%s has %v, want an address of %s", name, has, pool)
+		}
+	}
+	if _, has := a.pod(t, "ds-3"); has != nil {
+		t.Errorf("ds-3, for whose node there is no pool, has %v", has)
+	}
+	if notes := strings.Join(c.notes(), " "); !strings.Contains(notes, "not available on node node-3") {
+		t.Errorf("said %q", notes)
+	}
+}
