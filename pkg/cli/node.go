@@ -1,7 +1,14 @@
 package cli
 
 import (
+	"context"
+	"errors"
+	"fmt"
+
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func nodeCommand(s *settings) *cobra.Command {
@@ -25,6 +32,9 @@ With -o json or yaml it prints what stayput-agent inspect prints on the node
 				return err
 			}
 			n, err := inspect(cmd.Context(), c.agents, args[0])
+			if errors.Is(err, ErrNoAgent) && nodeMissing(cmd.Context(), c, args[0]) {
+				return fmt.Errorf("NODE: node %q does not exist", args[0])
+			}
 			if err != nil {
 				return err
 			}
@@ -39,4 +49,9 @@ With -o json or yaml it prints what stayput-agent inspect prints on the node
 	}
 	format.addFlags(cmd)
 	return cmd
+}
+
+// nodeMissing reports whether there is no such Node, for certain.
+func nodeMissing(ctx context.Context, k client.Client, name string) bool {
+	return apierrors.IsNotFound(k.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{}))
 }
