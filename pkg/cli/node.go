@@ -15,8 +15,8 @@ func nodeCommand(s *settings) *cobra.Command {
 	var format documentFormat
 	cmd := &cobra.Command{
 		Use:   "node NODE",
-		Short: "Draw the address ranges of a node: free, bound and retained addresses",
-		Long: `Draw the address ranges of a node, one character for each address. For each range set
+		Short: "List the addresses of a node: free, bound and retained",
+		Long: `List the addresses of a node that are not free, by range. For each range set
 it prints how many addresses are free, bound and retained, and how many more the node
 may promise. It queries the node's agent. Pool addresses, which belong to no node, are
 listed if pods on the node have them, or had them last.
