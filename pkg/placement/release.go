@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -23,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
@@ -454,20 +454,23 @@ func (r *releaser) siblings(ctx context.Context, ip *stayputv1alpha1.RetainedIP)
 // nil if it is not known, and whether to release the addresses.
 func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w *stayputv1alpha1.WorkloadReference,
 	release bool) error {
-	spec := retainedipac.RetainedIPSpec()
+	spec := map[string]any{}
 	if w != nil {
-		spec.WithWorkload(retainedipac.WorkloadReference().
-			WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
+		spec["workload"] = map[string]any{"apiVersion": w.APIVersion, "kind": w.Kind, "name": w.Name, "uid": w.UID}
 	}
 	if release {
-		spec.WithRelease(stayputv1alpha1.ReleaseNow)
+		spec["release"] = string(stayputv1alpha1.ReleaseNow)
 	}
 	if ip.Spec.Scheduled != "" {
-		spec.WithScheduled(ip.Spec.Scheduled)
+		spec["scheduled"] = ip.Spec.Scheduled
 	}
-	object := retainedipac.RetainedIP(ip.Name, ip.Namespace).
-		WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec)
-	err := r.client.Apply(ctx, object,
+	object := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	object.SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("RetainedIP"))
+	object.SetNamespace(ip.Namespace)
+	object.SetName(ip.Name)
+	object.SetUID(ip.UID)
+	object.SetResourceVersion(ip.ResourceVersion)
+	err := r.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(object),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
