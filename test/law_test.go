@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -290,6 +291,40 @@ func TestTheAgentsOverviewNamesEveryLoop(t *testing.T) {
 	}
 	if found < 4 {
 		t.Errorf("only %d loops", found)
+	}
+}
+
+var (
+	buildTags = regexp.MustCompile(`(?m)^//go:build (.+)$`)
+	testedBy  = regexp.MustCompile(`\) test .*-tags (\S+)(?:[ \t]+-run '?([\w|]+)'?)?[ \t]+\./(test/\w+)` +
+		`(?:[ \t]+-run '?([\w|]+)'?)?`)
+)
+
+// A test with a build tag runs by a target of the Makefile only.
+func TestEveryTaggedTestRunsByATargetOfMake(t *testing.T) {
+	targets := testedBy.FindAllStringSubmatch(strings.ReplaceAll(read(t, "Makefile"), "\\\n", ""), -1)
+	found := 0
+	for name, text := range sources(t, isTest, "test") {
+		tags := buildTags.FindStringSubmatch(text)
+		if tags == nil {
+			continue
+		}
+		for _, test := range testFunc.FindAllStringSubmatch(text, -1) {
+			if test[1] == "TestMain" {
+				continue
+			}
+			found++
+			if !slices.ContainsFunc(targets, func(target []string) bool {
+				runs, err := regexp.MatchString(target[2]+target[4], test[1])
+				must.Do(t, err)
+				return runs && target[3] == path.Dir(name) && slices.Contains(strings.Split(tags[1], " || "), target[1])
+			}) {
+				t.Errorf("no target of make runs %s of %s", test[1], name)
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d tests with tags", found)
 	}
 }
 
