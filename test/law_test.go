@@ -2,9 +2,15 @@
 package test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -199,6 +205,139 @@ func TestEveryPackageObeysTheLawOfImports(t *testing.T) {
 			t.Errorf("%s has a row, and does not exist", row.pkg)
 		}
 	}
+}
+
+// byName are the functions of the controller that change or delete an object whatever has become of it, with the
+// object. All others name its uid or resourceVersion, as package placement promises.
+var byName = map[string]string{
+	"pkg/placement/calico Unreserve":   "IPReservation of its own",
+	"pkg/placement/podip tell":         "annotation of the installation",
+	"pkg/placement/podip label":        "label of a namespace",
+	"pkg/placement/podstate say":       "ConfigMap of its own",
+	"pkg/placement/podstate Reconcile": "binding of its own",
+	"pkg/placement/webhook trust":      "caBundle of the webhook",
+}
+
+func TestTheControllerChangesOnlyTheObjectThatItDecidedOn(t *testing.T) {
+	unused := maps.Clone(byName)
+	written := 0
+	for name, file := range parsed(t, "pkg/placement") {
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || !changes(f) {
+				continue
+			}
+			written++
+			function := path.Dir(name) + " " + f.Name.Name
+			if _, ok := byName[function]; !ok && !namesItsObject(f) {
+				t.Errorf("%s: %s names neither uid nor resourceVersion of what it writes", name, f.Name.Name)
+			}
+			delete(unused, function)
+		}
+	}
+	if len(unused) > 0 || written < 10 {
+		t.Errorf("of %d functions that write, none is %v", written, unused)
+	}
+}
+
+// changes reports whether a function changes or deletes an object, by controller-runtime's client. An update replaces
+// the version that was read.
+func changes(f *ast.FuncDecl) (found bool) {
+	ast.Inspect(f, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || len(call.Args) == 0 || types.ExprString(call.Args[0]) != "ctx" {
+			return true
+		}
+		method, ok := call.Fun.(*ast.SelectorExpr)
+		if ok && !strings.HasSuffix(types.ExprString(method.X), "EventHandler") {
+			found = found || slices.Contains([]string{"Apply", "Patch", "Delete"}, method.Sel.Name)
+		}
+		return true
+	})
+	return found
+}
+
+// namesItsObject reports whether the code of a function, comments aside, has a uid or a version.
+func namesItsObject(f *ast.FuncDecl) (found bool) {
+	words := []string{"UID", "GetUID", "WithUID", `"uid"`, `"/metadata/uid"`, "ResourceVersion", `"resourceVersion"`,
+		"MergeFromWithOptimisticLock"}
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.Ident:
+			found = found || slices.Contains(words, n.Name)
+		case *ast.BasicLit:
+			found = found || slices.Contains(words, n.Value)
+		}
+		return true
+	})
+	return found
+}
+
+func TestTheAgentsOverviewNamesEveryLoop(t *testing.T) {
+	overview := read(t, "pkg/node/agent.go")
+	overview, _, _ = strings.Cut(overview, "\npackage node")
+	found := 0
+	for name, file := range parsed(t, "pkg/node") {
+		pkg := path.Base(path.Dir(name))
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Recv == nil || f.Name.Name != "Run" || pkg == "node" {
+				continue
+			}
+			if found++; !strings.Contains(overview, "\n//\t"+pkg+" ") {
+				t.Errorf("pkg/node/agent.go says nothing of package %s, which has a loop", pkg)
+			}
+		}
+	}
+	if found < 4 {
+		t.Errorf("only %d loops", found)
+	}
+}
+
+var (
+	buildTags = regexp.MustCompile(`(?m)^//go:build (.+)$`)
+	testedBy  = regexp.MustCompile(`\) test .*-tags (\S+)(?:[ \t]+-run '?([\w|]+)'?)?[ \t]+\./(test/\w+)` +
+		`(?:[ \t]+-run '?([\w|]+)'?)?`)
+)
+
+// A test with a build tag runs by a target of the Makefile only.
+func TestEveryTaggedTestRunsByATargetOfMake(t *testing.T) {
+	targets := testedBy.FindAllStringSubmatch(strings.ReplaceAll(read(t, "Makefile"), "\\\n", ""), -1)
+	found := 0
+	for name, text := range sources(t, isTest, "test") {
+		tags := buildTags.FindStringSubmatch(text)
+		if tags == nil {
+			continue
+		}
+		for _, test := range testFunc.FindAllStringSubmatch(text, -1) {
+			if test[1] == "TestMain" {
+				continue
+			}
+			found++
+			if !slices.ContainsFunc(targets, func(target []string) bool {
+				runs, err := regexp.MatchString(target[2]+target[4], test[1])
+				must.Do(t, err)
+				return runs && target[3] == path.Dir(name) && slices.Contains(strings.Split(tags[1], " || "), target[1])
+			}) {
+				t.Errorf("no target of make runs %s of %s", test[1], name)
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d tests with tags", found)
+	}
+}
+
+// parsed returns the files of a tree, without tests.
+func parsed(t *testing.T, tree string) map[string]*ast.File {
+	t.Helper()
+	all := map[string]*ast.File{}
+	for name, text := range sources(t, isProduct, tree) {
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, 0)
+		must.Do(t, err)
+		all[name] = file
+	}
+	return all
 }
 
 // rowOf returns the row of a package: its own, or else that of the nearest package above it; -1 if there is none.

@@ -23,13 +23,6 @@ import (
 	"github.com/stayput/stayput/pkg/placement"
 )
 
-// gcPercent is how much garbage may pile up beside a large heap that hardly changes, and leastGarbage, in bytes, beside
-// a small one. Measured with 100,000 pods and as many RetainedIPs: 341 MiB RSS.
-const (
-	gcPercent    = 25
-	leastGarbage = 5 << 20
-)
-
 type options struct {
 	kubeconfig string
 	log        program.Log
@@ -129,8 +122,6 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	if err := metrics.Registry.Register(program.BuildInfo("controller")); err != nil {
 		return err
 	}
-	program.LimitMemory(program.ContainerMemory(), gcPercent)
-	program.SpareCollections(leastGarbage, gcPercent)
 	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
 		return restart(ctx, log, err)

@@ -33,19 +33,33 @@ type asInstalled struct {
 	gate      string // the chart's gate.mechanism, empty if not by the chart
 }
 
-// howInstalled reads that ConfigMap. The error is ErrNotInstalled if the cluster has neither it nor the definition of
-// RetainedIPs. What is only partly there is for the checks, and what cannot be read, too.
+// howInstalled reads that ConfigMap. The error is ErrNotInstalled if the namespace has neither it nor the controllers'
+// Deployment. What is only partly there is for the checks, and what cannot be read, too.
 func howInstalled(ctx context.Context, k client.Client, namespace string) (asInstalled, error) {
 	var of corev1.ConfigMap
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: installation.ConfigMap}, &of)
 	if apierrors.IsNotFound(err) {
-		if _, err = definition(ctx, k, "retainedips.stayput.io"); apierrors.IsNotFound(err) {
-			return asInstalled{}, fmt.Errorf("%w: kubectl stayput check --preflight reports what would work here",
-				ErrNotInstalled)
-		}
-		return asInstalled{}, nil
+		return asInstalled{}, notInstalled(ctx, k, namespace)
 	}
 	return asInstalled{nodesOnly: of.Data["agents"] == "false", gate: of.Data["gate"]}, err
+}
+
+// notInstalled says that a namespace without the installation's ConfigMap has no Stayput, nil if it has a part of it.
+func notInstalled(ctx context.Context, k client.Client, namespace string) error {
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controllerDeployment}, &appsv1.Deployment{})
+	if !apierrors.IsNotFound(err) {
+		return nil
+	}
+	var all corev1.ConfigMapList
+	if k.List(ctx, &all, client.MatchingFields{"metadata.name": installation.ConfigMap}) == nil && len(all.Items) > 0 {
+		return fmt.Errorf("%w's namespace %s: set --stayput-namespace=%s", ErrNotInstalled, namespace,
+			all.Items[0].Namespace)
+	}
+	if _, err := definition(ctx, k, "retainedips.stayput.io"); err == nil {
+		return fmt.Errorf("%w any more: its definitions and what they keep are left, as after an uninstallation. "+
+			"If it is in another namespace than %s, set --stayput-namespace", ErrNotInstalled, namespace)
+	}
+	return fmt.Errorf("%w: kubectl stayput check --preflight reports what would work here", ErrNotInstalled)
 }
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
@@ -168,7 +182,7 @@ func checkPending(ctx context.Context, k client.Client, now time.Time) []Finding
 	if err := k.List(ctx, &pods, client.MatchingFields{"status.phase": string(corev1.PodPending)}); err != nil {
 		return (&findings{check: "gated pods"}).unread(err)
 	}
-	return append(checkGated(pods, now), checkSandboxes(ctx, k, pods, now)...)
+	return slices.Concat(checkGated(pods, now), checkAskedPools(ctx, k, pods), checkSandboxes(ctx, k, pods, now))
 }
 
 // sandboxSlack is how long the sandbox of a pod may fail: a predecessor's end, or an agent's word, is waited for.

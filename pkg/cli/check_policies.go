@@ -98,7 +98,7 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
 			o, err := admission(ctx, k, kind, p.name)
 			switch {
-			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
+			case apierrors.IsNotFound(err) && p.name == home.PolicyUniqueTarget && kruise:
 			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
 			case apierrors.IsNotFound(err) && is.nodesOnly && slices.Contains(policiesOfAgents, p.name):
 			case apierrors.IsNotFound(err) && slices.Contains(policiesOfCalico, p.name):

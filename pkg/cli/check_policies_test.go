@@ -356,6 +356,34 @@ func TestAPolicyThatGuardsNothingIsFound(t *testing.T) {
 	}
 }
 
+func TestBesideOpenKruiseTheBindingThatTheControllerDeletesIsNotMissed(t *testing.T) {
+	kruise := &unstructured.Unstructured{}
+	kruise.SetAPIVersion("admissionregistration.k8s.io/v1")
+	kruise.SetKind("MutatingWebhookConfiguration")
+	kruise.SetName(home.KruiseWebhooks)
+	objects := []client.Object{kruise}
+	for _, o := range manifests(t) {
+		if o.GetKind() != "ValidatingAdmissionPolicyBinding" || o.GetName() != home.PolicyUniqueTarget {
+			objects = append(objects, o)
+		}
+	}
+	bad := func(objects []client.Object) (all []string) {
+		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace, asInstalled{}) {
+			if f.Level != LevelOK {
+				all = append(all, string(f.Level)+" "+f.Text)
+			}
+		}
+		return all
+	}
+	if found := bad(objects); len(found) > 0 {
+		t.Errorf("beside OpenKruise: %q", found)
+	}
+	if found := bad(objects[1:]); len(found) != 1 || !strings.HasPrefix(found[0],
+		"WARN ValidatingAdmissionPolicyBinding stayput-unique-target is missing") {
+		t.Errorf("without it: %q", found)
+	}
+}
+
 func TestANamespaceThatLacksItsLabelIsFound(t *testing.T) {
 	asks := map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
 	objects := []client.Object{aPool(),

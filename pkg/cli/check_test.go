@@ -238,7 +238,7 @@ func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
 				&left
 		}).is
 		a := n.Networks[0].Addresses[0]
-		drawn[markOf(n.Networks[0].RangeSets[0].Ranges[0], a.IP, a, true)] = true
+		drawn[markOf(a)] = true
 		told[entryOf(n, a.IP.String())] = true
 	}
 	if len(drawn) != len(states) || len(told) != len(states) {

@@ -109,6 +109,10 @@ func (s *settings) connect() (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	if raw, err := s.flags.ToRawKubeConfigLoader().RawConfig(); err == nil && len(raw.Clusters) == 0 &&
+		strings.HasSuffix(config.Host, "//localhost:8080") && *s.flags.APIServer == "" { // client-go's default
+		return nil, errors.New("no cluster is configured: set the environment variable KUBECONFIG, --kubeconfig or --server")
+	}
 	mapper, err := s.flags.ToRESTMapper()
 	if err != nil {
 		return nil, err

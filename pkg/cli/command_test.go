@@ -87,3 +87,26 @@ func TestAProgressLineIsNotWrittenToAFile(t *testing.T) {
 		t.Errorf("written is %q", b.String())
 	}
 }
+
+func TestTheFormatsAreCompleted(t *testing.T) {
+	for verb, want := range map[string]string{"get": "jsonpath", "release": "jsonpath", "why": "yaml", "check": "yaml"} {
+		cmd := New(Options{Version: "v1"})
+		var out bytes.Buffer
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		cmd.SetArgs([]string{"__complete", verb, "-o", ""})
+		if err := cmd.ExecuteContext(t.Context()); err != nil || !slices.Contains(strings.Fields(out.String()), want) ||
+			(verb == "get") != slices.Contains(strings.Fields(out.String()), "wide") {
+			t.Errorf("%s: %v, printed %q", verb, err, out.String())
+		}
+	}
+}
+
+func TestANodeThatDoesNotExistIsKnownForCertain(t *testing.T) {
+	node := aNode("node-1")
+	k := aCluster(nothing, &node)
+	if nodeMissing(t.Context(), k, "node-1") || !nodeMissing(t.Context(), k, "nosuch") ||
+		nodeMissing(t.Context(), forbids(k, "Node"), "nosuch") {
+		t.Error("a Node is missing that is there or cannot be read, or is not that does not exist")
+	}
+}

@@ -108,8 +108,13 @@ func (s *settings) completeFlags(cmd *cobra.Command) {
 		"cluster": kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) }),
 		"user":    kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) }),
 	} {
-		if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
-			panic(err) // there is no such flag
-		}
+		completeFlag(cmd, flag, f)
+	}
+}
+
+// completeFlag completes the values of a flag that the command has.
+func completeFlag(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
+		panic(err) // there is no such flag
 	}
 }

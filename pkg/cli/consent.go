@@ -37,10 +37,7 @@ func (a *consent) addFlags(cmd *cobra.Command, what string, modes ...string) {
 	f := cmd.Flags()
 	f.BoolVarP(&a.yes, "yes", "y", false, "Do not ask for confirmation")
 	f.StringVar(&a.dryRun, "dry-run", dryRunNone, fmt.Sprintf("One of: (%s). %s", strings.Join(modes, ", "), what))
-	err := cmd.RegisterFlagCompletionFunc("dry-run", cobra.FixedCompletions(modes, cobra.ShellCompDirectiveNoFileComp))
-	if err != nil {
-		panic(err) // there is no such flag
-	}
+	completeFlag(cmd, "dry-run", cobra.FixedCompletions(modes, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // dry reports whether nothing is to be changed.

@@ -6,7 +6,7 @@
 //	                facts.go reads all that it is told from, story.go tells it,
 //	                lives.go, promise.go, placement.go and forecast.go are its sections
 //	release.go    gives addresses up; consent.go asks before that and before an import
-//	node.go       draws a node's ranges; map.go is the drawing
+//	node.go       lists a node's addresses; map.go writes them
 //	check.go      diagnoses: check_cluster.go the cluster, check_policies.go its admission policies,
 //	                check_node.go its nodes, clock.go their clocks
 //	preflight.go  tells what would work in a cluster without Stayput

@@ -40,6 +40,12 @@ type facts struct {
 	lookErrors      map[string]error
 	lease           *coordinationv1.Lease // of the controllers, nil if not read, or none led yet
 	unknown         []string
+	unread          unread
+}
+
+// unread are the causes of what could not be read and would change what a story says, nil for what was read.
+type unread struct {
+	podIPs, namespace, workload, record, events error
 }
 
 // gathering are facts that are being read.
@@ -61,11 +67,11 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 		return nil, err
 	}
 	g.workloads = workloadsOf(ctx, k, g.kept)
-	g.doubt("its workload", g.findWorkload(ctx))
-	g.doubt("the pools of its namespace", g.findPools(ctx))
-	g.doubt("PersistentPodStates", g.findRecord(ctx))
+	g.unread.workload = g.doubt("its workload", g.findWorkload(ctx))
+	g.unread.namespace = g.doubt("the pools of its namespace", g.findPools(ctx))
+	g.unread.record = g.doubt("PersistentPodStates", g.findRecord(ctx))
 	if g.pod == nil && len(g.kept) == 0 && g.state == nil {
-		return nil, fmt.Errorf("pod %s in namespace %s does not exist, and no address is kept for it", g.name, g.namespace)
+		return nil, g.missing()
 	}
 	var nodes corev1.NodeList
 	g.doubt("the nodes", k.List(ctx, &nodes))
@@ -76,16 +82,26 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 		g.lease = &lease
 	}
 	g.doubt("whether a controller is the leader", err)
-	g.doubt("Events", g.findEvents(ctx))
+	g.unread.events = g.doubt("Events", g.findEvents(ctx))
 	g.askNodes(ctx)
 	return g.facts, nil
 }
 
-// doubt notes what could not be read, if there is an error.
-func (g *gathering) doubt(what string, err error) {
+// doubt notes what could not be read, if there is an error, which it returns.
+func (g *gathering) doubt(what string, err error) error {
 	if err != nil {
 		g.unknown = append(g.unknown, what+": "+err.Error())
 	}
+	return err
+}
+
+// missing says that there is nothing to tell of the pod, as far as that is known.
+func (f *facts) missing() error {
+	about := fmt.Sprintf("pod %s in namespace %s does not exist, and no", f.name, f.namespace)
+	if err := f.unread.podIPs; err != nil {
+		return fmt.Errorf("%s node keeps an address for it; whether a pool does is unknown: %w", about, err)
+	}
+	return fmt.Errorf("%s address is kept for it", about)
 }
 
 // findPod reads the pod, and what is kept under its name or identity. If there is none, the name may be that of a
@@ -114,7 +130,7 @@ func (g *gathering) findPod(ctx context.Context) error {
 			g.kept = append(g.kept, k)
 		}
 	}
-	g.doubt("addresses of pools", unseen)
+	g.unread.podIPs = g.doubt("addresses of pools", unseen)
 	return nil
 }
 

@@ -44,6 +44,8 @@ func (o *outlook) successor() (pod *corev1.Pod, none string) {
 	switch {
 	case o.pod != nil && o.pod.Spec.NodeName == "":
 		return o.pod, ""
+	case o.template == nil && o.unread.workload != nil:
+		return nil, "Unknown: its workload cannot be read."
 	case o.template == nil && o.pod == nil:
 		return nil, "No known workload would create it."
 	case o.template == nil && metav1.GetControllerOf(o.pod) == nil:
@@ -88,7 +90,16 @@ func (f *facts) forecast() Forecast {
 	switch {
 	case pod == nil:
 		o.say("%s", none)
+		if o.template == nil && o.unread.workload != nil {
+			o.Outcome = "unknown"
+			return o.Forecast
+		}
 		o.foretellKept()
+		return o.Forecast
+	case f.asksPools == "" && f.unread.namespace != nil &&
+		!slices.ContainsFunc(f.kept, func(k *keptIP) bool { return k.retainedIP() != nil }):
+		o.Outcome = "unknown"
+		o.say("Unknown: whether its namespace names pools cannot be read.")
 		return o.Forecast
 	case f.nodes == nil:
 		o.Outcome = "unknown"
@@ -158,6 +169,11 @@ func (o *outlook) foretell(pod *corev1.Pod) {
 		o.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
 		o.say("IP: another one.")
 	default:
+		if o.unread.record != nil {
+			o.Outcome = "unknown"
+			o.say("Unknown: PersistentPodStates, which may record its node, cannot be read.")
+			break
+		}
 		o.say("Node: any. No node keeps an address for it, and no node is recorded.")
 		o.say("IP: any free address.")
 		if home.Annotated(pod.Annotations) && o.pod != nil && o.pod.Spec.NodeName != "" {

@@ -36,7 +36,7 @@ one.`,
 		Example: `  kubectl stayput get
   kubectl stayput get web-0 -o wide
   kubectl stayput get -A -l app=web
-  kubectl stayput get -o jsonpath='{.items[*].status.ips[0]}'`,
+  kubectl stayput get -o jsonpath='{.items[*].spec.podName}'`,
 		ValidArgsFunction: s.complete(keptPods, 0),
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, s, format, args) },
 	}
@@ -82,12 +82,22 @@ func (o *listing) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 	case len(kept) > 0:
 		err = printTable(out, tableOf(kept, workloadsOf(ctx, c, kept), time.Now()),
 			printers.PrintOptions{WithNamespace: o.all, NoHeaders: o.noHeaders, Wide: format.wide()})
-	case len(wanted) == 0 && o.all:
-		fmt.Fprintln(cmd.ErrOrStderr(), "No addresses are kept in any namespace.")
-	case len(wanted) == 0:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are kept in namespace %s.\n", c.namespace)
+	case len(wanted) == 0 && len(missing) == 0:
+		fmt.Fprintln(cmd.ErrOrStderr(), noneKept(c.namespace, unseen == nil))
 	}
 	return errors.Join(append(missing, err)...)
+}
+
+// noneKept says that nothing is kept in a namespace, or in none if that is empty, of pools only if they were seen.
+func noneKept(namespace string, pools bool) string {
+	where, none := "namespace "+namespace, "No addresses are kept"
+	if namespace == "" {
+		where = "any namespace"
+	}
+	if !pools {
+		none = "No node keeps an address"
+	}
+	return none + " in " + where + "."
 }
 
 var columns = func() []metav1.TableColumnDefinition {

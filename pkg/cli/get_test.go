@@ -120,10 +120,10 @@ func TestOrdinalsAreWantedByTheirWorkload(t *testing.T) {
 	}
 }
 
-const theTable = `NAMESPACE   POD     IP             NODE     PHASE       UNTIL                  LEFT     WHY                                       NETWORK   IDENTITY   WORKLOAD          POD UID
-default     web-2   10.1.0.9       node-1   Retained    2026-01-02T12:05:00Z   5m       10m after the pod stopped                 pods      <none>     StatefulSet/web   p
-default     web-2   10.1.0.9       node-1   Bound       <none>                 <none>   10m after the pod stops                   pods      <none>     StatefulSet/web   p
-default     web-2   10.6.168.101   <none>   Allocated   <none>                 <none>   of pool blue, 10m0s after the pod stops   <none>    <none>     StatefulSet/web   next
+const theTable = `NAMESPACE   POD     IP             NODE     PHASE       UNTIL                  LEFT     WHY                                     NETWORK   IDENTITY   WORKLOAD          POD UID
+default     web-2   10.1.0.9       node-1   Retained    2026-01-02T12:05:00Z   5m       10m after the pod stopped               pods      <none>     StatefulSet/web   p
+default     web-2   10.1.0.9       node-1   Bound       <none>                 <none>   10m after the pod stops                 pods      <none>     StatefulSet/web   p
+default     web-2   10.6.168.101   <none>   Allocated   <none>                 <none>   of pool blue, 10m after the pod stops   <none>    <none>     StatefulSet/web   next
 `
 
 func TestTheTableHasAColumnForEachQuestion(t *testing.T) {
@@ -152,5 +152,26 @@ func TestWhatIsNamedIsListedInTheOrderOfTheNames(t *testing.T) {
 func TestPodsAreSortedByTheirOrdinals(t *testing.T) {
 	if comparePods("web-2", "web-10") >= 0 || comparePods("db-9", "web-0") >= 0 || comparePods("a", "b") >= 0 {
 		t.Error("web-2, web-10 or db-9, web-0 or a, b are in another order")
+	}
+}
+
+func TestThatNothingIsKeptIsSaidOfWhatWasSeen(t *testing.T) {
+	for want, got := range map[string]string{
+		"No addresses are kept in namespace shop.":    noneKept("shop", true),
+		"No addresses are kept in any namespace.":     noneKept("", true),
+		"No node keeps an address in namespace shop.": noneKept("shop", false),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestADurationHasNoZeros(t *testing.T) {
+	for text, want := range map[string]string{"10m0s": "10m", "1h0m0s": "1h", "1h30m0s": "1h30m", "1h0m5s": "1h0m5s",
+		"90s": "90s", "10s": "10s", "10m": "10m", "0s": "0s", "while-owned": "while-owned", "": ""} {
+		if got := shortDuration(text); got != want {
+			t.Errorf("%q is written %q, want %q", text, got, want)
+		}
 	}
 }

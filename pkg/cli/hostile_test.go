@@ -279,7 +279,7 @@ func TestNoVerbPrintsWhatOthersWroteAsItIs(t *testing.T) {
 		"check": {"", "node-1 --verbose", "--preflight"},
 		"import": {"openkruise", "openkruise --yes", "spiderpool", "spiderpool --pools", "spiderpool --pools --yes",
 			"spiderpool --dry-run=client"},
-		"release": {"web-0", "web-0 --yes", "web-0 --dry-run=client", "--all", "--all --dry-run=client",
+		"release": {"web-0", "web-0 --yes --timeout=1ms", "web-0 --dry-run=client", "--all", "--all --dry-run=client",
 			"--node node-1 --namespace gone --dry-run=client", "--node node-1 --namespace gone"},
 		"uninstall": {"--yes --timeout=2s"}, "version": {""}, "completion": nil, "help": nil,
 	}

@@ -77,6 +77,7 @@ func keptOf(o client.Object) *keptIP {
 			}
 		}
 	}
+	k.retention = shortDuration(k.retention)
 	o.GetObjectKind().SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind(kind))
 	return k
 }
@@ -171,13 +172,18 @@ func (c *cluster) kept(ctx context.Context, names []string, selector string) (
 		err = unseen
 	}
 	if err == nil {
-		all, err = matching(ctx, c, all, c.namespace, selector)
+		all, missing, err = matching(ctx, c, all, c.namespace, selector)
 	}
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	all, lost := pick(all, names)
 	for _, name := range lost {
+		if unseen != nil {
+			missing = append(missing, fmt.Errorf("no node keeps an address for %s in namespace %s; whether a pool does is "+
+				"unknown", name, c.namespace))
+			continue
+		}
 		missing = append(missing, fmt.Errorf("no address is kept for %s in namespace %s", name, c.namespace))
 	}
 	return all, missing, unseen, nil
@@ -252,19 +258,19 @@ func wants(w *unstructured.Unstructured, pod string) (wanted, known bool) {
 }
 
 // matching returns what is kept for pods with certain labels or, if a pod is gone, with them in the pod template of its
-// workload.
+// workload. unknown says of which pods the workload could not be read.
 func matching(ctx context.Context, c client.Client, all []*keptIP, namespace, selector string) (match []*keptIP,
-	err error) {
+	unknown []error, err error) {
 	if selector == "" {
-		return all, nil
+		return all, nil, nil
 	}
 	s, err := labels.Parse(selector)
 	if err != nil {
-		return nil, fmt.Errorf("--selector: %w", err)
+		return nil, nil, fmt.Errorf("--selector: %w", err)
 	}
 	var pods corev1.PodList
 	if err := c.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
-		return nil, err
+		return nil, nil, rightTo("list pods", err)
 	}
 	ofPod := map[types.NamespacedName]labels.Set{}
 	for i := range pods.Items {
@@ -277,14 +283,22 @@ func matching(ctx context.Context, c client.Client, all []*keptIP, namespace, se
 	ofGone := workloadsOf(ctx, c, slices.DeleteFunc(slices.Clone(all), func(k *keptIP) bool { return !gone(k) }))
 	for _, k := range all {
 		has := ofPod[types.NamespacedName{Namespace: k.namespace, Name: k.pod}]
-		if w := k.workload; gone(k) && w != nil && ofGone[w.UID] != nil {
-			has, _, _ = unstructured.NestedStringMap(ofGone[w.UID].Object, "spec", "template", "metadata", "labels")
+		if w := k.workload; gone(k) && w != nil {
+			is, known := ofGone[w.UID]
+			if !known {
+				unknown = append(unknown, fmt.Errorf("unknown whether --selector selects pod %s: its %s %s cannot be read",
+					k.pod, w.Kind, w.Name))
+				continue
+			}
+			if is != nil {
+				has, _, _ = unstructured.NestedStringMap(is.Object, "spec", "template", "metadata", "labels")
+			}
 		}
 		if s.Matches(has) {
 			match = append(match, k)
 		}
 	}
-	return match, nil
+	return match, unknown, nil
 }
 
 // why returns in words why addresses are kept, or will be.

@@ -9,7 +9,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 )
 
-// mark draws an address.
+// mark stands before an address.
 type mark struct {
 	char   byte
 	colour colour
@@ -23,21 +23,14 @@ func (d *drawing) mark(m mark) string {
 
 // The marks, in the order of the legend.
 var (
-	markFree       = mark{'.', dim, "free"}
 	markBound      = mark{'b', plain, "bound"}
 	markPromised   = mark{'B', green, "bound, and kept after its pod stops"}
 	markRetained   = mark{'R', yellow, "retained"}
 	markNewer      = mark{'N', red, "kept by a newer version of Stayput"}
 	markUnreadable = mark{'?', red, "unreadable"}
-	markGateway    = mark{'g', dim, "gateway"}
-	markOutside    = mark{'-', dim, "not given to pods"}
 
-	marks = []mark{markFree, markBound, markPromised, markRetained, markNewer, markUnreadable, markGateway, markOutside}
+	marks = []mark{markBound, markPromised, markRetained, markNewer, markUnreadable}
 )
-
-// mostDrawn is the size of the largest range that is drawn. Of larger ones, such as those of IPv6, the addresses that
-// are not free are listed.
-const mostDrawn = 4096
 
 func drawNode(w io.Writer, n *inspection.Node, width int, p paint) error {
 	d := &drawing{w: w, width: width, paint: p, seen: map[mark]bool{}}
@@ -80,10 +73,6 @@ func (d *drawing) network(n *inspection.Network) {
 		d.line("  cannot be read: %s", printable(n.Error))
 		return
 	}
-	byIP := map[netip.Addr]inspection.Address{}
-	for _, a := range n.Addresses {
-		byIP[a.IP] = a
-	}
 	drawn := map[netip.Addr]bool{}
 	for i, set := range n.RangeSets {
 		if len(n.RangeSets) > 1 {
@@ -99,7 +88,7 @@ func (d *drawing) network(n *inspection.Network) {
 		}
 		for _, r := range set.Ranges {
 			d.line("  %s  %s - %s", r.Subnet, addrText(r.Start), addrText(r.End))
-			d.ranged(r, n.Addresses, byIP)
+			d.ranged(r, n.Addresses)
 		}
 		total := fmt.Sprintf("  %d addresses: %d free, %d bound, %d retained",
 			set.Size, set.Size-taken, counts[inspection.Bound], counts[inspection.Retained])
@@ -123,78 +112,30 @@ func (d *drawing) network(n *inspection.Network) {
 	}
 }
 
-// ranged draws one range.
-func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address, byIP map[netip.Addr]inspection.Address) {
-	first, count, small := frame(r)
-	if !small {
-		var taken []string
-		for _, a := range addrs {
-			if r.Contains(a.IP) {
-				taken = append(taken, d.mark(markOf(r, a.IP, a, true))+" "+addrText(a.IP))
-			}
+// ranged lists the addresses of one range that are not free.
+func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address) {
+	taken := false
+	for _, a := range addrs {
+		if !r.Contains(a.IP) {
+			continue
 		}
-		if len(taken) == 0 {
-			taken = []string{"all free"}
+		taken = true
+		m, line := markOf(a), addrText(a.IP)
+		if a.Promise != nil {
+			line += "  " + printable(a.Promise.Identity)
 		}
-		d.line("    %s", strings.Join(taken, "\n    "))
-		return
+		d.line("    %s", d.mark(m)+" "+line)
 	}
-	label := len(addrText(r.End)) + 4
-	per := perLine(d.width - label - 1)
-	a := first
-	for at := 0; at < count; {
-		var row strings.Builder
-		start := a
-		for i := 0; i < per && at < count; i++ {
-			if i > 0 && i%8 == 0 {
-				row.WriteByte(' ')
-			}
-			is, taken := byIP[a]
-			row.WriteString(d.mark(markOf(r, a, is, taken)))
-			a = a.Next()
-			at++
-		}
-		d.line("    %-*s %s", label-4, addrText(start), row.String())
+	if !taken {
+		d.line("    all free")
 	}
 }
 
 // addrText returns an address for people. An IPv6 zone can be any text.
 func addrText(a netip.Addr) string { return printable(a.String()) }
 
-// perLine returns how many addresses go on a line, in groups of eight: a power of two, so that lines begin at round
-// addresses.
-func perLine(width int) int {
-	per := 8
-	for per < 64 && per*2+per*2/8-1 <= width {
-		per *= 2
-	}
-	return per
-}
-
-// frame returns what is drawn of a range: the whole subnet if it is small, otherwise the range itself.
-func frame(r inspection.Range) (first netip.Addr, count int, small bool) {
-	bits := r.Subnet.Addr().BitLen() - r.Subnet.Bits()
-	if bits <= 10 {
-		return r.Subnet.Addr(), 1 << bits, true
-	}
-	n := 0
-	for a := r.Start; n < mostDrawn; a = a.Next() {
-		n++
-		if a == r.End {
-			return r.Start, n, true
-		}
-	}
-	return r.Start, 0, false
-}
-
-func markOf(r inspection.Range, ip netip.Addr, a inspection.Address, taken bool) mark {
+func markOf(a inspection.Address) mark {
 	switch {
-	case ip == r.Gateway:
-		return markGateway
-	case !r.Contains(ip):
-		return markOutside
-	case !taken:
-		return markFree
 	case a.State == inspection.Retained:
 		return markRetained
 	case a.State == inspection.Newer:

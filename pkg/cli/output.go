@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,6 +53,12 @@ func (o *objectFormat) addFlags(cmd *cobra.Command) {
 		f := cmd.Flags().Lookup("output")
 		f.Usage = strings.Replace(f.Usage, "One of: (", "One of: (wide, ", 1)
 	}
+	formats := o.flags.AllowedFormats()
+	if o.table {
+		formats = append(formats, "wide")
+	}
+	slices.Sort(formats)
+	completeFlag(cmd, "output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (o *objectFormat) wide() bool { return o.table && *o.flags.OutputFormat == "wide" }
@@ -74,11 +81,7 @@ type documentFormat string
 // addFlags adds the flag to a verb and has the verb check it first of all.
 func (d *documentFormat) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVarP((*string)(d), "output", "o", "", "Output format. One of: (json, yaml). Text by default")
-	err := cmd.RegisterFlagCompletionFunc("output",
-		cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
-	if err != nil {
-		panic(err) // there is no such flag
-	}
+	completeFlag(cmd, "output", cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		switch *d {
 		case "", "json", "yaml":
@@ -117,6 +120,19 @@ func orNone(s string) string {
 		return none
 	}
 	return s
+}
+
+// shortDuration writes a duration such as 10m0s as 10m. Other text stays as it is.
+func shortDuration(text string) string {
+	if d, err := time.ParseDuration(text); err != nil || d == 0 {
+		return text
+	}
+	for _, zero := range []string{"0s", "0m"} {
+		if rest, found := strings.CutSuffix(text, zero); found && strings.ContainsAny(rest[len(rest)-1:], "hm") {
+			text = rest
+		}
+	}
+	return text
 }
 
 // count writes a number with its noun.

@@ -14,8 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // calicoWanted is the same for pools of mode Calico.
@@ -67,6 +69,41 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 		}
 	}
 	return f.orOK(fmt.Sprintf("%s, %d of %d addresses in use or kept", count(len(all), "pool", "pools"), used, total))
+}
+
+// checkAskedPools finds the gated pods that request pools which do not exist. Whether Spiderpool's annotations count is
+// not known here.
+func checkAskedPools(ctx context.Context, k client.Client, pods corev1.PodList) []Finding {
+	f := findings{check: "requested pools"}
+	ours, err := pools(ctx, k)
+	var theirs spiderpoolv2beta1.SpiderIPPoolList
+	if err := errors.Join(err, k.List(ctx, &theirs)); err != nil && !meta.IsNoMatchError(err) {
+		return nil // checkPools says so, or Spiderpool's are not for us to read
+	}
+	exists := map[string]bool{}
+	for i := range ours {
+		exists[ours[i].Name] = true
+	}
+	for i := range theirs.Items {
+		exists[theirs.Items[i].Name] = true
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		var ns corev1.Namespace
+		if !home.Gated(p) || p.DeletionTimestamp != nil || k.Get(ctx, client.ObjectKey{Name: p.Namespace}, &ns) != nil {
+			continue
+		}
+		wants, _ := pool.Asks(p.Annotations, ns.Annotations, false) // an invalid annotation is refused at apply
+		for _, want := range wants {
+			for _, name := range want.Pools {
+				if !exists[name] {
+					f.fail(fmt.Sprintf("pod %s/%s waits for addresses of PodIPPool %s, which does not exist", p.Namespace, p.Name,
+						name), "create the pool, or correct the annotation "+stayputv1alpha1.AnnotationPools)
+				}
+			}
+		}
+	}
+	return f.all
 }
 
 // poolSlack is how long the controller may take to reconcile a new pool.
@@ -183,6 +220,12 @@ func (f *facts) inSpiderpoolsWords() (value string, asks bool) {
 	return "", false
 }
 
+// mayHavePools reports whether the pod requests addresses of pools, or may, by a namespace that could not be read.
+func (f *facts) mayHavePools() bool {
+	assigned := f.pod != nil && has(f.pod, stayputv1alpha1.AnnotationAddresses)
+	return assigned || f.asksPools != "" || f.unread.namespace != nil
+}
+
 // whyNoneOfPools returns why the pod has no address of the pools that it asks for.
 func (f *facts) whyNoneOfPools() string {
 	none := "Nothing: it requests pool addresses (" + f.asksPools + ") and has been assigned none"
@@ -212,6 +255,11 @@ func (o *outlook) foretellPools(pod *corev1.Pod) {
 	case home.OutcomeElsewhere:
 		o.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
 	default:
+		if o.unread.record != nil {
+			o.Outcome = "unknown"
+			o.say("Node: unknown: PersistentPodStates, which may record it, cannot be read.")
+			break
+		}
 		o.say("Node: any node that its pools select.")
 	}
 	mine := 0
@@ -230,7 +278,10 @@ func (o *outlook) foretellPools(pod *corev1.Pod) {
 		}
 		mine++
 	}
-	if mine == 0 {
+	switch {
+	case o.unread.podIPs != nil:
+		o.say("IP: unknown: the addresses of pools cannot be read.")
+	case mine == 0:
 		o.say("IP: any free address of its pools, %s.", o.asksPools)
 	}
 	o.Lines = append(o.Lines, d.Notes...)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,11 +79,11 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 		ip                            *stayputv1alpha1.PodIP
 		phase, node, until, left, why string
 	}{
-		{aPodIP(), "Bound", "node-1", none, none, "of pool blue, 10m0s after the pod stops"},
+		{aPodIP(), "Bound", "node-1", none, none, "of pool blue, 10m after the pod stops"},
 		{aPodIP(podIPRetained), "Retained", "node-1", "2026-01-02T12:05:00Z", "5m",
-			"of pool blue, 10m0s after the pod stopped"},
+			"of pool blue, 10m after the pod stopped"},
 		{aPodIP(podIPFreed), "Bound", "node-1", none, none, "of pool blue, until the pod is gone"},
-		{aPodIP(podIPGiven), "Allocated", "", none, none, "of pool blue, 10m0s after the pod stops"},
+		{aPodIP(podIPGiven), "Allocated", "", none, none, "of pool blue, 10m after the pod stops"},
 		{aPodIP(quarantined), "Bound", "node-1", none, none, "of pool blue, in quarantine: two pods have it"},
 		{aPodIP(conflicting), "Allocated", "node-1", none, none, "of pool blue, in use by another machine on the link " +
 			"of node node-1, with MAC address 02:00:00:00:00:01"},
@@ -171,7 +172,7 @@ What it requests
   stayput.io/addresses: [] - set by Stayput: its pool addresses, for its node
 
 What is promised
-  10.6.168.101 of pool blue is assigned to it on any node: kept 10m0s after the
+  10.6.168.101 of pool blue is assigned to it on any node: kept 10m after the
     pod stops.
   PodIP 10.6.168.101: Bound, 10.6.168.101, eth0, node node-1
 
@@ -222,7 +223,7 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 		"one that waits for an operator": {someFacts(ofPools(aPodIP()), held),
 			"is assigned to it on any node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
 		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is assigned to it on any node",
-			"10.6.168.101 of pool blue is kept for 10m0s: a pod of this name", "", "", "node-1"},
+			"10.6.168.101 of pool blue is kept for 10m: a pod of this name", "", "", "node-1"},
 		"a released one of a pod that is not wanted": {someFacts(ofPools(aPodIP(podIPRetained, podIPReleased)), scaledDown),
 			"10.6.168.101 of pool blue is being released.", "10.6.168.101 of pool blue is being released.", "", "", "node-1"},
 		"none, while it waits": {someFacts(ofPools(), waits),
@@ -338,8 +339,12 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 	c = &cluster{Client: aCluster(seen, objects...), namespace: "default"}
 	o = &release{all: true}
 	chosen, errs, err = o.choose(t.Context(), c, nil)
-	if err != nil || len(chosen) != 1 || len(errs) != 1 || !errors.Is(errs[0], errRight) {
+	if !errors.Is(err, errRight) || len(chosen) > 0 || !strings.Contains(err.Error(), "nothing is released") {
 		t.Errorf("without the right to list PodIPs: %+v, %v, %v", chosen, errs, err)
+	}
+	_, missing, unseen, err := c.kept(t.Context(), []string{"web-1"}, "")
+	if err != nil || unseen == nil || len(missing) != 1 || !strings.Contains(missing[0].Error(), "is unknown") {
+		t.Errorf("of a pod whose addresses cannot be seen: %v, %v, %v", missing, unseen, err)
 	}
 }
 
@@ -396,5 +401,32 @@ func TestAnExpiryThatIsNotPublishedYetIsNotNever(t *testing.T) {
 	p.Spec.Retention = stayputv1alpha1.RetentionWhileOwned
 	if is := keptOf(p).expiry(); is != expiresNever {
 		t.Errorf("while owned it expires %q", is)
+	}
+}
+
+func TestAPodThatRequestsAPoolThatDoesNotExistIsFound(t *testing.T) {
+	gated := func(name, pools string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}}}
+		if pools != "" {
+			p.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: pools}
+		}
+		return p
+	}
+	running := gated("web-2", "nosuch")
+	running.Spec.SchedulingGates = nil
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
+		Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "green"}}}
+	k := aCluster(nothing, ns, aPool(), theirPool("theirs"))
+	var got []string
+	for _, f := range checkAskedPools(t.Context(), k, corev1.PodList{Items: []corev1.Pod{
+		*gated("web-0", "blue"), *gated("web-1", "nosuch"), *running, *gated("web-3", "theirs"), *gated("web-4", ""),
+	}}) {
+		got = append(got, string(f.Level)+" "+f.Text)
+	}
+	want := []string{"FAIL pod default/web-1 waits for addresses of PodIPPool nosuch, which does not exist",
+		"FAIL pod default/web-4 waits for addresses of PodIPPool green, which does not exist"}
+	if !slices.Equal(got, want) {
+		t.Errorf("found %q, want %q", got, want)
 	}
 }

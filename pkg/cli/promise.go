@@ -170,10 +170,15 @@ func (f *facts) promise() (all []string) {
 			all = append(all, f.promiseOf(k))
 		}
 	}
-	if len(all) == 0 && f.asksPools != "" {
+	switch {
+	case len(all) > 0:
+	case f.mayHavePools() && f.unread.podIPs != nil:
+		all = append(all, fmt.Sprintf("Unknown: the addresses of pools cannot be read: %v", f.unread.podIPs))
+	case f.asksPools != "":
 		all = append(all, f.whyNoneOfPools())
-	}
-	if len(all) == 0 {
+	case f.unread.namespace != nil:
+		all = append(all, fmt.Sprintf("Unknown: whether its namespace names pools cannot be read: %v", f.unread.namespace))
+	default:
 		all = append(all, f.whyNothing())
 	}
 	return all
@@ -234,6 +239,9 @@ func (f *facts) whyNothing() string {
 		if e.InvolvedObject.UID == f.pod.UID && slices.Contains(refusals, e.Reason) {
 			return "Nothing: " + e.Message
 		}
+	}
+	if f.unread.events != nil {
+		return fmt.Sprintf("Nothing is published. Events, which may say why, cannot be read: %v", f.unread.events)
 	}
 	node := f.pod.Spec.NodeName
 	n := f.looks[node]

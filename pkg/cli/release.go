@@ -181,7 +181,11 @@ func (o *release) choose(ctx context.Context, c *cluster, names []string) (chose
 	if err != nil {
 		return nil, nil, err
 	}
-	if unseen != nil && (o.all || len(errs) > 0) {
+	if unseen != nil && o.all {
+		return nil, nil, fmt.Errorf("--all: nothing is released: which pool addresses are retained is unknown: %w. "+
+			"Name the pods, to release what nodes retain for them", unseen)
+	}
+	if unseen != nil && len(errs) > 0 {
 		errs = append(errs, fmt.Errorf("pool addresses are not released: %w", unseen))
 	}
 	for _, k := range kept {

@@ -33,7 +33,6 @@ type colour string
 
 const (
 	plain  colour = ""
-	dim    colour = "2"
 	green  colour = "32"
 	yellow colour = "33"
 	red    colour = "31"

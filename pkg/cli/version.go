@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -33,28 +34,33 @@ namespace. kubectl stayput check compares the versions of the agents.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := versions{Client: of}
+			var unknown error
 			if !clientOnly {
-				c, err := s.connect()
-				if err != nil {
-					return err
-				}
-				if v.Installed, err = installedVersion(cmd.Context(), c, c.installation); err != nil {
-					return err
-				}
+				v.Installed, unknown = s.installedVersion(cmd.Context())
 			}
 			out := cmd.OutOrStdout()
-			return format.print(out, v, func() error {
+			err := format.print(out, v, func() error {
 				_, err := fmt.Fprintf(out, "Client Version: %s\n", v.Client)
 				if err == nil && v.Installed != "" {
 					_, err = fmt.Fprintf(out, "Installed Version: %s\n", printable(v.Installed))
 				}
 				return err
 			})
+			return errors.Join(err, unknown)
 		},
 	}
 	cmd.Flags().BoolVar(&clientOnly, "client", false, "Print only the version of this command, without querying a cluster")
 	format.addFlags(cmd)
 	return cmd
+}
+
+// installedVersion asks the cluster for it.
+func (s *settings) installedVersion(ctx context.Context) (string, error) {
+	c, err := s.connect()
+	if err != nil {
+		return "", err
+	}
+	return installedVersion(ctx, c, c.installation)
 }
 
 // installedVersion is what the installation's ConfigMap says, which the chart labels as all that it makes.

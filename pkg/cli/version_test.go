@@ -3,8 +3,11 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"os"
+	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,13 +45,42 @@ func TestTheVersionIsThatOfTheCommandAndOfTheInstallation(t *testing.T) {
 	}
 }
 
+// The version of the command does not need a cluster, and is said first.
+func TestWithoutAClusterTheVersionOfTheCommandIsPrinted(t *testing.T) {
+	t.Setenv("KUBECONFIG", os.DevNull)
+	t.Setenv("KUBERNETES_MASTER", "")
+	cmd := New(Options{Version: "v1"})
+	var out, errs bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	cmd.SetArgs([]string{"version"})
+	const line = "Error: no cluster is configured: set the environment variable KUBECONFIG, --kubeconfig or --server\n"
+	if err := cmd.ExecuteContext(t.Context()); err == nil || out.String() != "Client Version: v1\n" ||
+		errs.String() != line {
+		t.Errorf("printed is %q and %q, error %v", out.String(), errs.String(), err)
+	}
+}
+
 // A check of a cluster without Stayput is one line, not a failure of each check. What is there in part is checked.
 func TestACheckWithoutStayputNamesThePreflight(t *testing.T) {
-	for what, objects := range map[string][]client.Object{
-		"nothing": nil, "the ConfigMap alone": {anInstallation()}, "the definition alone": {aDefinition()},
+	elsewhere := anInstallation()
+	elsewhere.Namespace = "shop"
+	controllers := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: controllerDeployment}}
+	for says, objects := range map[string][]client.Object{
+		"check --preflight reports":                        nil,
+		"set --stayput-namespace=shop":                     {elsewhere, aDefinition()},
+		"any more: its definitions and what they keep are": {aDefinition()},
 	} {
 		_, err := howInstalled(t.Context(), aCluster(nothing, objects...), DefaultNamespace)
-		if (objects == nil) != errors.Is(err, ErrNotInstalled) || objects != nil && err != nil {
+		if !errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), says) {
+			t.Errorf("the error is %v, want %q", err, says)
+		}
+	}
+	for what, objects := range map[string][]client.Object{
+		"the ConfigMap alone": {anInstallation()}, "the controllers alone": {controllers},
+	} {
+		if _, err := howInstalled(t.Context(), aCluster(nothing, objects...), DefaultNamespace); err != nil {
 			t.Errorf("with %s the error is %v", what, err)
 		}
 	}

@@ -19,6 +19,7 @@ const (
 	ReasonNotPassedOn       = "AnnotationsNotPassedOn" // recorded annotations that the API server refuses
 	ReasonReleased          = "IPReleaseRequested"
 	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"
+	ReasonOwnerUnreadable   = "OwnerUnreadable"   // whether a workload still wants an address
 	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too
 	ReasonAddressWait       = "WaitingForAddress" // of a pool
 	ReasonAddressConflict   = "AddressConflict"   // another machine has the address of a pod

@@ -132,13 +132,13 @@ func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) 
 	return required, a
 }
 
-// drawnTo returns the node that a record prefers by its name, empty if there is none.
+// drawnTo returns the node that a record prefers by its name, perhaps among other labels, empty if there is none.
 func (r *Record) drawnTo() string {
 	if r == nil {
 		return ""
 	}
 	for _, t := range r.Spec.PreferredPersistentTopology {
-		if slices.Equal(t.Preference.Labels(), []string{corev1.LabelHostname}) {
+		if slices.Contains(t.Preference.Labels(), corev1.LabelHostname) {
 			return r.State.NodeName
 		}
 	}

@@ -163,8 +163,8 @@ func Keeps(r *stayputv1alpha1.RetainedIP, now time.Time) bool {
 const ahead = time.Minute
 
 // LastBound returns when the addresses of a RetainedIP were bound last, by the clock of the node. A RetainedIP that
-// does not say so is of an agent of the release before, or lost it: then it is when the phase began, which for retained
-// addresses is when they ceased to be bound. No time that has yet to come is believed.
+// does not say so lost it with its node's power: then it is when the phase began, which for retained addresses is when
+// they ceased to be bound. No time that has yet to come is believed.
 func LastBound(r *stayputv1alpha1.RetainedIP, now time.Time) time.Time {
 	t := cmp.Or(r.Status.LastBoundTime, r.Status.Since)
 	if t == nil || t.Time.After(now.Add(ahead)) {

@@ -75,7 +75,7 @@ func TestWhenAnAddressWasBoundLastIsKeptWithIt(t *testing.T) {
 	boundAt("after a power loss that took the file's content", time.Time{})
 }
 
-// A record of the release before is read, and its address goes on as it was.
+// A power loss takes the time of a record: its address goes on as it was.
 func TestARecordThatDoesNotSayWhenItWasBoundIsRead(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	stopped(w, "web-0", forever)

@@ -23,6 +23,8 @@
 //	peers.go      neighbours and connection tracking after a restore
 //	watch.go      inotify, which wakes the others
 //	cniconf       a package: the plugin's binary and the conflist that names it
+//	podip         a package, the largest: addresses of pools, and which pods get them
+//	route         a package, which podip runs: routes to addresses of routed pools on other nodes
 //	retainedip    a package: RetainedIPs and Events in the cluster, and releases that are asked for there
 //	uninstall     a package: puts the node back as it was while stayput is being uninstalled
 package node

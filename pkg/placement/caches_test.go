@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -61,34 +60,24 @@ func TestRetainedIPsAreReadOncePodsAndNodesAre(t *testing.T) {
 }
 
 func TestAPodIsBroughtHomeBeforeTheCacheHasTheRetainedIPs(t *testing.T) {
-	for name, older := range map[string]bool{"of this version": false, "under an older definition": true} {
-		t.Run(name, func(t *testing.T) {
-			pod := hometest.Pod()
-			api := fakeAPI(t, pod, hometest.Node("node-1", "a"),
-				keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon))
-			asked := map[string]int{}
-			lists := func(of string, err error) client.WithWatch {
-				return interceptor.NewClient(api, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch,
-					list client.ObjectList, options ...client.ListOption) error {
-					if _, ok := list.(*stayputv1alpha1.RetainedIPList); ok {
-						if asked[of]++; err != nil {
-							return err
-						}
-					}
-					return c.List(ctx, list, options...)
-				}})
+	pod := hometest.Pod()
+	api := fakeAPI(t, pod, hometest.Node("node-1", "a"), keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon))
+	asked := map[string]int{}
+	counted := func(whom string) client.WithWatch {
+		return interceptor.NewClient(api, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch,
+			list client.ObjectList, options ...client.ListOption) error {
+			if _, ok := list.(*stayputv1alpha1.RetainedIPList); ok {
+				asked[whom]++
 			}
-			p := testPlacer(lists("cache", nil))
-			p.cached, p.live = func() bool { return false }, lists("API server", nil)
-			if older {
-				p.live = lists("API server", apierrors.NewBadRequest("field label not supported: spec.podName"))
-			}
-			if is := p.looksAt(t, pod); home.Gated(is) || len(nodesOfPod(is)) != 1 || nodesOfPod(is)[0] != "node-1" {
-				t.Errorf("placed by %+v", is.Spec.Affinity)
-			}
-			if asked["API server"] == 0 || (asked["cache"] > 0) != older {
-				t.Errorf("asked %v", asked)
-			}
-		})
+			return c.List(ctx, list, options...)
+		}})
+	}
+	p := testPlacer(counted("cache"))
+	p.cached, p.live = func() bool { return false }, counted("API server")
+	if is := p.looksAt(t, pod); home.Gated(is) || len(nodesOfPod(is)) != 1 || nodesOfPod(is)[0] != "node-1" {
+		t.Errorf("placed by %+v", is.Spec.Affinity)
+	}
+	if asked["API server"] == 0 || asked["cache"] > 0 {
+		t.Errorf("asked %v", asked)
 	}
 }

@@ -7,8 +7,10 @@
 //     means to try again, never "there is no home" or "no workload wants it".
 //   - No pod stays gated forever: a pod without a home is ungated at once, a pod whose home cannot take it after
 //     stayput.io/home-wait.
-//   - Every write is a server-side apply under one field manager, bound to the uid and resourceVersion the decision
-//     was made on, and only if something differs. What is the user's own is not lost.
+//   - It writes only what differs, and only its own fields. A change or a deletion is bound to the uid or the
+//     resourceVersion of the object that it was decided on: another object of the name is left alone. Written by name
+//     alone is what it does not decide about: its own objects whose content is all that counts (gated workloads,
+//     reservations of Calico's), and single fields of others' (a namespace's label, a webhook's authority).
 //   - Nothing that is remembered in memory alone is needed for that: see memory.
 //
 // # Where things are

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
@@ -75,7 +74,7 @@ func (h podEvents) Delete(ctx context.Context, e event.DeleteEvent,
 
 func (r *releaser) remember(pod *cluster.Pod) {
 	r.owners.Add(client.ObjectKeyFromObject(pod),
-		lastOwner{metav1.GetControllerOf(pod), r.heirs(pod.Brief())}, ownersKept)
+		lastOwner{metav1.GetControllerOf(pod), r.workloads.Numbers(pod.Brief())}, ownersKept)
 }
 
 // workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.
@@ -157,14 +156,8 @@ func (r *releaser) ofIdentity(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	return workload, nil
 }
 
-// heirs reports whether a later pod can have the addresses of this one: by its ordinal, or by an identity. The pod is
-// asked for that: RetainedIPs lack it while their definition is that of a version that had none, and Helm changes the
-// definitions first, also when it rolls back.
-func (r *releaser) heirs(pod *corev1.Pod) bool {
-	return pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" || r.workloads.Numbers(pod)
-}
-
 // endless returns why nothing would ever end a promise that is to be kept while owned, empty if its workload does.
+// heirs: a later pod can have the same name.
 func endless(ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference, heirs bool) string {
 	const asked = stayputv1alpha1.AnnotationRetainIP + ": " + stayputv1alpha1.RetentionWhileOwned
 	switch {

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"context"
-	"maps"
 	"strings"
 	"testing"
 
@@ -63,12 +62,6 @@ func bound(ip *stayputv1alpha1.RetainedIP) {
 
 func shared(ip *stayputv1alpha1.RetainedIP) { ip.Spec.Identity = "front" }
 
-// sharing has a pod ask for a shared identity.
-func sharing(p *corev1.Pod) {
-	p.Annotations = maps.Clone(p.Annotations)
-	p.Annotations[stayputv1alpha1.AnnotationIdentity] = "front"
-}
-
 func retainedAlways(ip *stayputv1alpha1.RetainedIP) {
 	ip.Spec.WhenScaled, ip.Spec.WhenDeleted = stayputv1alpha1.PolicyRetain, stayputv1alpha1.PolicyRetain
 }
@@ -98,9 +91,7 @@ func TestWhatNoWorkloadOwnsIsNotKeptWhileOwned(t *testing.T) {
 		"an orphan of a shared identity whose object was published again": {addressOf("front-1-a", bound, shared),
 			aPod("front-1-a", "node-1", labelled(appsv1.DefaultDeploymentUniqueLabelKey)), false},
 		"a pod of a Deployment": {addressOf("front-1-a", bound), aPod("front-1-a", "node-1", ofFront), true},
-		"one whose identity only the pod tells, since the definition is of an earlier version": {
-			addressOf("front-1-a", bound), aPod("front-1-a", "node-1", ofFront, sharing), false},
-		"a pod of a DaemonSet": {addressOf("web", bound), aPod("web", "node-1", of("apps/v1", "DaemonSet", "web")), true},
+		"a pod of a DaemonSet":  {addressOf("web", bound), aPod("web", "node-1", of("apps/v1", "DaemonSet", "web")), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api := fakeAPI(t, c.ip, c.pod)
@@ -139,8 +130,6 @@ func TestWhoOwnedAPodIsKnownWhenItsAddressIsPublished(t *testing.T) {
 		"its Deployment is deleted": {front(), aPod("front-1-a", "node-1", ofFront), nil, true, "ReplicaSet front-1"},
 		"its Deployment lives": {front(), aPod("front-1-a", "node-1", ofFront), []client.Object{deployment}, false,
 			"Deployment front"},
-		"its Deployment lives, its identity only the pod told": {addressOf("front-1-a"),
-			aPod("front-1-a", "node-1", ofFront, sharing), []client.Object{deployment}, false, "Deployment front"},
 		"its StatefulSet is deleted": {addressOf("web-0"), aPod("web-0", "node-1", of("apps/v1", "StatefulSet", "web")),
 			nil, true, "StatefulSet web"},
 		"it was a bare pod": {addressOf("web-0", retainedAlways), aPod("web-0", "node-1"), nil, true, ""},

@@ -431,10 +431,8 @@ func (p *placer) left(ctx context.Context, r *stayputv1alpha1.RetainedIP, nodes 
 func (p *placer) retained(ctx context.Context, namespace string, field client.MatchingFields) (
 	list stayputv1alpha1.RetainedIPList, err error) {
 	if !p.cached() {
-		err := p.live.List(ctx, &list, client.InNamespace(namespace), field)
-		if !apierrors.IsBadRequest(err) { // as it answers while the definition is an older one, without these fields
-			return list, err
-		}
+		err = p.live.List(ctx, &list, client.InNamespace(namespace), field)
+		return list, err
 	}
 	err = p.client.List(ctx, &list, client.InNamespace(namespace), field, client.UnsafeDisableDeepCopy)
 	return list, err

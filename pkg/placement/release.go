@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -23,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
@@ -126,7 +126,8 @@ func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) 
 	}
 	owner := metav1.GetControllerOf(&pod)
 	return owner != nil && string(owner.UID) == ip.Spec.Workload.UID &&
-		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.heirs(pod.Brief()))
+		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" ||
+			r.workloads.Numbers(pod.Brief()))
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
@@ -247,7 +248,7 @@ func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	why := endless(ip, owner, r.heirs(pod))
+	why := endless(ip, owner, r.workloads.Numbers(pod))
 	if why != "" {
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
 	}
@@ -361,8 +362,10 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	keep := pool.Keep{WhileOwned: true, Scaled: whenScaled, Deleted: whenDeleted} // the node knows until when
 	is, retry, err := r.workloads.Wanted(ctx, ip.Namespace, *w, ip.Spec.PodName, keep,
 		func() (cluster.Siblings, error) { return r.siblings(ctx, ip) })
-	if apierrors.IsForbidden(err) {
-		log.FromContext(ctx).Info("Keeping addresses of a workload that the controller may not read", "err", err)
+	if cluster.Unreadable(err) {
+		r.events.Eventf(ip, nil, corev1.EventTypeWarning, home.ReasonOwnerUnreadable, "Releasing",
+			"keeping %s of pod %s, although its workload may be gone: %s", strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName,
+			err)
 		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	if err != nil {
@@ -451,20 +454,23 @@ func (r *releaser) siblings(ctx context.Context, ip *stayputv1alpha1.RetainedIP)
 // nil if it is not known, and whether to release the addresses.
 func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w *stayputv1alpha1.WorkloadReference,
 	release bool) error {
-	spec := retainedipac.RetainedIPSpec()
+	spec := map[string]any{}
 	if w != nil {
-		spec.WithWorkload(retainedipac.WorkloadReference().
-			WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
+		spec["workload"] = map[string]any{"apiVersion": w.APIVersion, "kind": w.Kind, "name": w.Name, "uid": w.UID}
 	}
 	if release {
-		spec.WithRelease(stayputv1alpha1.ReleaseNow)
+		spec["release"] = string(stayputv1alpha1.ReleaseNow)
 	}
 	if ip.Spec.Scheduled != "" {
-		spec.WithScheduled(ip.Spec.Scheduled)
+		spec["scheduled"] = ip.Spec.Scheduled
 	}
-	object := retainedipac.RetainedIP(ip.Name, ip.Namespace).
-		WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec)
-	err := r.client.Apply(ctx, object,
+	object := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	object.SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("RetainedIP"))
+	object.SetNamespace(ip.Namespace)
+	object.SetName(ip.Name)
+	object.SetUID(ip.UID)
+	object.SetResourceVersion(ip.ResourceVersion)
+	err := r.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(object),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)

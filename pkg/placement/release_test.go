@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -437,6 +438,43 @@ func TestARetainedIPOfANodeThatDoesNotExistIsCollected(t *testing.T) {
 			err = k.Get(t.Context(), key, &stayputv1alpha1.RetainedIP{})
 			if apierrors.IsNotFound(err) != c.gone {
 				t.Errorf("it is gone: %v, want %v", err, c.gone)
+			}
+		})
+	}
+}
+
+func TestOfAnOwnerThatCannotBeReadTheAddressIsKeptAndSaid(t *testing.T) {
+	clones := stayputv1alpha1.WorkloadReference{APIVersion: "apps.kruise.io/v1alpha1", Kind: "CloneSet", Name: "web"}
+	advanced := stayputv1alpha1.WorkloadReference{APIVersion: "apps.kruise.io/v1beta1", Kind: "StatefulSet", Name: "web"}
+	for name, c := range map[string]struct {
+		of    stayputv1alpha1.WorkloadReference
+		other serving
+		says  string
+	}{
+		"of a kind that is not watched": {clones, nothing, `clonesets.apps.kruise.io "web" is forbidden: no right`},
+		"of a kind that is":             {advanced, forbidden, "the controller has no permission to get statefulsets"},
+		"of a kind that is gone":        {advanced, nothing, "the API server does not serve this kind"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ip := owned(stayputv1alpha1.PolicyRelease)
+			ip.Spec.Identity, ip.Spec.Workload = "web", &c.of
+			api := interceptor.NewClient(fakeAPI(t, ip, hometest.Node("node-1", "a")), interceptor.Funcs{
+				Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, o client.Object,
+					options ...client.GetOption) error {
+					if _, ok := o.(*metav1.PartialObjectMetadata); ok {
+						return apierrors.NewForbidden(schema.GroupResource{Group: "apps.kruise.io", Resource: "clonesets"}, key.Name,
+							errors.New("no right"))
+					}
+					return api.Get(ctx, key, o, options...)
+				}})
+			r, said := testReleaser(t, api, c.other)
+			if got := released(t, r, client.ObjectKeyFromObject(ip)); got.Spec.Release != "" {
+				t.Errorf("released: %+v", got.Spec)
+			}
+			close(said.Events)
+			if note := <-said.Events; !strings.Contains(note, "OwnerUnreadable") || !strings.Contains(note, "192.0.2.7") ||
+				!strings.Contains(note, c.says) {
+				t.Errorf("said %q", note)
 			}
 		})
 	}

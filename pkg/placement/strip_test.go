@@ -45,6 +45,29 @@ func TestTheCacheKeepsOfARetainedIPWhatTheRulesAskForAndEqualTextsOnce(t *testin
 	}
 }
 
+// What the rules do not need is named here; all other fields are kept, those too that somebody adds.
+func TestNoFieldOfOurOwnObjectsIsForgotten(t *testing.T) {
+	var ip stayputv1alpha1.RetainedIP
+	must.Fill(t, &ip.Spec, 1)
+	must.Fill(t, &ip.Status, 1)
+	want := ip.DeepCopy()
+	want.Status.Addresses = nil
+	_, err := retainedIPStripper()(&ip)
+	must.Do(t, err)
+	if !equality.Semantic.DeepEqual(ip.Spec, want.Spec) || !equality.Semantic.DeepEqual(ip.Status, want.Status) {
+		t.Errorf("%+v, want\n%+v", ip, want)
+	}
+	var state kruisev1alpha1.PersistentPodState
+	must.Fill(t, &state.Spec, 1)
+	must.Fill(t, &state.Status, 1)
+	kept := state.DeepCopy()
+	_, err = stripState(&state)
+	must.Do(t, err)
+	if !equality.Semantic.DeepEqual(state.Spec, kept.Spec) || !equality.Semantic.DeepEqual(state.Status, kept.Status) {
+		t.Errorf("%+v, want\n%+v", state, kept)
+	}
+}
+
 // long has so many bytes that an API server takes no more of one object.
 func long() string { return strings.Repeat("x", 1<<20) }
 

@@ -238,8 +238,9 @@ type Pool struct {
 	Disabled bool
 	Deleting bool
 	Held     bool // by our finalizer
-	// Serves reports whether pods of a namespace with these labels get addresses, nil if all do.
-	Serves func(labels map[string]string) bool
+	// Serves reports whether pods of a namespace with these labels get addresses, nil if all do. ForNode is the same for
+	// pods on a node.
+	Serves, ForNode func(labels map[string]string) bool
 }
 
 // End is the end of a pod as a controller saw it.

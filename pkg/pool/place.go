@@ -40,9 +40,13 @@ type choice struct {
 //
 // For each address, Place takes the pod's own, or an address that the identity has and no pod uses; then an address
 // that was never used, as far as is known; then the address that is free for the longest. All or none are taken.
-func (b *Book) Place(uid UID, now time.Time) Plan {
+func (b *Book) Place(uid UID, now time.Time) Plan { return b.PlaceOn(uid, nil, now) }
+
+// PlaceOn is Place for a pod that could not be gated, and is on a node with these labels: new addresses come from pools
+// that are for this node.
+func (b *Book) PlaceOn(uid UID, node map[string]string, now time.Time) Plan {
 	waited := b.lines.leave(uid)
-	d := placing{facts: &b.facts, pod: b.pods[uid], now: now, taken: map[netip.Addr]bool{}}
+	d := placing{facts: &b.facts, pod: b.pods[uid], node: node, now: now, taken: map[netip.Addr]bool{}}
 	plan := d.plan()
 	if d.full != nil {
 		b.lines.join(uid, d.full)
@@ -59,7 +63,8 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 // placing is the decision about one pod. Of what it reads it changes nothing but what a pool has reserved.
 type placing struct {
 	*facts
-	pod   *Pod // nil if it is unknown
+	pod   *Pod              // nil if it is unknown
+	node  map[string]string // the labels of its node, nil if it has none, or they do not matter
 	now   time.Time
 	all   []choice
 	taken map[netip.Addr]bool // those of all
@@ -202,28 +207,11 @@ func (d *placing) elsewhere() string {
 // another one waits for while it waits for what that one holds.
 func (d *placing) slots() (slots []slot, reason string) {
 	for _, w := range d.pod.Wants {
-		var v4, v6 slot
-		for _, name := range w.Pools {
-			switch s := d.pools[name]; {
-			case s == nil:
-				return nil, fmt.Sprintf("pool %s does not exist", name)
-			case s.Invalid != nil:
-				return nil, fmt.Sprintf("pool %s is invalid: %v", name, s.Invalid)
-			case s.Unready != "":
-				return nil, fmt.Sprintf("pool %s is not ready: %s", name, s.Unready)
-			case s.Range.Subnet.Addr().Is4():
-				v4.pools = append(v4.pools, s)
-			default:
-				v6.pools = append(v6.pools, s)
-			}
+		its, wrong := d.slotsOf(w)
+		if wrong != "" && !d.keeps(w, its) {
+			return nil, wrong
 		}
-		v4.v4 = true
-		for _, s := range []slot{v4, v6} {
-			if s.pools != nil {
-				s.network, s.iface = w.Network, w.Interface
-				slots = append(slots, s)
-			}
-		}
+		slots = append(slots, its...)
 	}
 	if slots == nil {
 		return nil, "the pod names no pool"
@@ -232,6 +220,47 @@ func (d *placing) slots() (slots []slot, reason string) {
 		return cmp.Or(strings.Compare(x.pools[0].Name, y.pools[0].Name), strings.Compare(x.iface, y.iface))
 	})
 	return slots, ""
+}
+
+// slotsOf returns the addresses that a pod needs on one interface, by those of its pools that can be had, and what is
+// wrong with another one.
+func (d *placing) slotsOf(w Want) (slots []slot, wrong string) {
+	v4 := slot{network: w.Network, iface: w.Interface, v4: true}
+	v6 := slot{network: w.Network, iface: w.Interface}
+	for _, name := range w.Pools {
+		switch s := d.pools[name]; {
+		case s == nil:
+			wrong = cmp.Or(wrong, fmt.Sprintf("pool %s does not exist", name))
+		case s.Invalid != nil:
+			wrong = cmp.Or(wrong, fmt.Sprintf("pool %s is invalid: %v", name, s.Invalid))
+		case s.Unready != "":
+			wrong = cmp.Or(wrong, fmt.Sprintf("pool %s is not ready: %s", name, s.Unready))
+		case s.Range.Subnet.Addr().Is4():
+			v4.pools = append(v4.pools, s)
+		default:
+			v6.pools = append(v6.pools, s)
+		}
+	}
+	return slices.DeleteFunc([]slot{v4, v6}, func(s slot) bool { return s.pools == nil }), wrong
+}
+
+// keeps reports whether all that a pod needs on an interface is kept for it: then a pool that cannot be had, such as a
+// reserve that was deleted, keeps it from nothing. Which families such a pool has is not known. So what is kept must be
+// of the other pools alone, and for each family of these.
+func (d *placing) keeps(w Want, slots []slot) bool {
+	has := make([]bool, len(slots))
+	for _, a := range d.owned[ownerOf(d.pod.Namespace, d.pod.Name, d.pod.Identity)] {
+		p := d.ips[a]
+		if p.Interface != w.Interface {
+			continue
+		}
+		i := slices.IndexFunc(slots, func(s slot) bool { return s.fits(p) })
+		if i < 0 {
+			return false
+		}
+		has[i] = true
+	}
+	return len(slots) > 0 && !slices.Contains(has, false)
 }
 
 // choose finds the address of a slot. If there is none, wait says why.
@@ -259,6 +288,9 @@ func (d *placing) choose(s slot) (c choice, wait Plan) {
 			continue
 		}
 		switch f := d.Fence(p, d.now); {
+		case !d.isFor(d.pools[p.Pool]) && !pod.takesAny():
+			return c, Plan{Reason: "pool " + p.Pool + d.notHere()}
+		case !d.isFor(d.pools[p.Pool]):
 		case d.toldTo(p.Addr, p.PodUID): // the claim for that pod is forgotten: see Review
 			if !pod.takesAny() {
 				return c, Plan{Reason: fmt.Sprintf("its address %s was assigned to another pod, too", p.Addr),
@@ -353,6 +385,8 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 			text, waits = "is disabled", false
 		case st.Serves != nil && !st.Serves(pod.Namespaced):
 			text, waits = "is not available to namespace "+pod.Namespace, false
+		case !d.isFor(st):
+			text, waits = strings.TrimSpace(d.notHere()), false
 		case st.left(d.now) == 0:
 			text = st.empty()
 		default:
@@ -375,6 +409,13 @@ func (d *placing) allocate(s slot) (c choice, wait Plan) {
 	}
 	d.full, wait.Reason = full, strings.Join(why, "; ")
 	return c, wait
+}
+
+// isFor reports whether a pool is for the node that the pod has, if it has one.
+func (d *placing) isFor(s *stock) bool { return d.node == nil || s.ForNode == nil || s.ForNode(d.node) }
+
+func (d *placing) notHere() string {
+	return fmt.Sprintf(" is not available on node %s, where the pod runs", d.pod.Node)
 }
 
 // empty says that a pool has no free address.

@@ -896,6 +896,38 @@ func TestTheNetworkPolicyAdmitsWhoIsNamed(t *testing.T) {
 	}
 }
 
+func TestTheGarbageCollectorKeepsThePodsBelowTheirMemoryLimits(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"": "GOGC=50 GOMEMLIMIT=483183820",
+		"controller: {resources: {limits: {memory: 1.5Gi}}}":                   "GOGC=50 GOMEMLIMIT=1449551462",
+		"controller: {resources: {limits: {memory: 1000000000}}}":              "GOGC=50 GOMEMLIMIT=900000000",
+		"controller: {resources: {limits: {memory: 500M}}}":                    "GOGC=50 GOMEMLIMIT=450000000",
+		"controller: {resources: {limits: null}}":                              "GOGC=50",
+		"controller: {resources: null}":                                        "GOGC=50",
+		`controller: {extraEnv: [{name: GOGC, value: "25"}]}`:                  "GOMEMLIMIT=483183820 GOGC=25",
+		`controller: {extraEnv: [{name: GOMEMLIMIT, value: "450MiB"}]}`:        "GOGC=50 GOMEMLIMIT=450MiB",
+		`controller: {resources: {limits: {memory: 512Mi, cpu: 100m}}}`:        "GOGC=50 GOMEMLIMIT=483183820",
+		`controller: {resources: {limits: {memory: 512000000000m, cpu: 2.5}}}`: "GOGC=50",
+	} {
+		var got []string
+		for _, e := range podSpecs(t, objects(t, Namespace, values))["stayput-controller"].Containers[0].Env {
+			if strings.HasPrefix(e.Name, "GO") {
+				got = append(got, e.Name+"="+e.Value)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("with %q: %q, want %q", values, got, want)
+		}
+	}
+	agent := podSpecs(t, objects(t, Namespace, ""))["stayput-agent"].Containers[0]
+	for _, want := range []corev1.EnvVar{{Name: "GOMAXPROCS", Value: "1"}, {Name: "GOMEMLIMIT", Value: "188743680"}} {
+		if !slices.Contains(agent.Env, want) {
+			t.Errorf("the agent has %v, not %v", agent.Env, want)
+		}
+	}
+}
+
 func TestTwoControllersAreRedundant(t *testing.T) {
 	const name = "stayput-controller"
 	all := objects(t, Namespace, "")

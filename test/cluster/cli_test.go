@@ -382,7 +382,7 @@ func TestNodeShowsTheLedger(t *testing.T) {
 	}
 	t.Logf("\n%s", s.out)
 	s = anywhere(t, c, "node", "node-9")
-	if s.code != 1 || !strings.Contains(s.err, "no Stayput agent is running on the node") {
+	if s.code != 1 || !strings.Contains(s.err, `node "node-9" does not exist`) {
 		t.Errorf("a node that does not exist: %+v", s)
 	}
 }

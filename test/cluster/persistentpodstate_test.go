@@ -92,8 +92,8 @@ func TestRecordsHoldTheNamedLabelsWhileTheirPodsAreWanted(t *testing.T) {
 	if s.Labels["stayput.io/generated"] != "true" || len(s.OwnerReferences) != 0 {
 		t.Errorf("it has labels %v and owners %v", s.Labels, s.OwnerReferences)
 	}
-	if p := s.Spec.PreferredPersistentTopology; len(p) != 2 || p[0].Weight != 100 ||
-		!slices.Equal(p[0].Preference.NodeTopologyKeys, []string{hostname}) ||
+	if p := s.Spec.PreferredPersistentTopology; len(p) != 1 || p[0].Weight != 100 ||
+		!slices.Equal(p[0].Preference.NodeTopologyKeys, []string{hostname, rack}) ||
 		!slices.Equal(s.Spec.RequiredPersistentTopology.NodeTopologyKeys, []string{rack}) {
 		t.Errorf("its spec is %+v", s.Spec)
 	}

@@ -279,6 +279,41 @@ func TestAnAgentWithOtherDirectoriesThanTheRuntimeWritesNothing(t *testing.T) {
 	runPod(t, n, other(0))
 }
 
+// The agent looks once an hour here, but the runtime's return wakes it.
+func TestARuntimeThatComesBackWithOtherPluginsIsNotedAtOnce(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	n := cnis(t)["bridge"].start(t)
+	startKeeper(t, n, "--reconcile-interval=1h")
+	pod := runPod(t, n, web(0))
+	must.Do(t, n.RestartContainerd(ctx)) // as it was
+	untilCNI(t, n, cniconf.StateActive)
+
+	const elsewhere, config = "/opt/cni/elsewhere", "/etc/containerd/config.toml"
+	_, err := n.Run(ctx, "/bin/cp", "-r", "/opt/lab/cni", elsewhere)
+	must.Do(t, err)
+	before, err := os.ReadFile(n.Path(config))
+	must.Do(t, err)
+	const section = "[plugins.'io.containerd.cri.v1.runtime'.cni]\n"
+	other := strings.Replace(string(before), section, section+"  bin_dirs = ['"+elsewhere+"']\n", 1)
+	must.Do(t, n.WriteFile(config, []byte(other)))
+	must.Do(t, n.RestartContainerd(ctx))
+	untilCNI(t, n, cniconf.StateNoPlugin)
+	if ready, err := scrape(t, n, "/readyz"); err != nil || !strings.Contains(ready, elsewhere) ||
+		!strings.Contains(ready, "--cni-bin-dir") {
+		t.Errorf("%v: it does not say what to do:\n%s", err, ready)
+	}
+	must.Do(t, n.WaitCNI(ctx))
+	runPod(t, n, lab.PodSpec{Name: "ordinary"})
+
+	must.Do(t, n.WriteFile(config, before))
+	must.Do(t, n.RestartContainerd(ctx))
+	untilCNI(t, n, cniconf.StateActive)
+	must.Do(t, n.WaitCNI(ctx))
+	deletePod(t, n, pod)
+	sameIP(t, n, runPod(t, n, web(0)), pod)
+}
+
 // If the runtime attaches pods to several networks, each file is one: the agent's would be an additional network.
 func TestPodsWithSeveralNetworksGetNoAdditionalOne(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@
 //	swap_test.go     from host-local to stayput and back, under running pods
 //	cniconf_test.go  the agent installs the plugin and keeps the CNI configuration
 //	agent_test.go    the agent's own work: leaks, expiry, peers, metrics
+//	hostile_test.go  what processes of pods can do to the agent
 //	crio_test.go     what CRI-O alone does
 //	runtime_test.go  which tests run on which runtime
 //
@@ -46,6 +47,9 @@ var product lab.Product
 func TestMain(m *testing.M) {
 	if how := os.Getenv(ownerEnv); how != "" {
 		os.Exit(ownNode(how))
+	}
+	if what := os.Getenv(hostileEnv); what != "" {
+		os.Exit(hostile(what))
 	}
 	if os.Getenv(checkEnv) != "" {
 		os.Exit(checkLedgers())

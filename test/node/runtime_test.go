@@ -41,6 +41,7 @@ var (
 		{TestAPodOnTwoNetworksHasTwoInterfaces, severalNetworks},
 		{TestAPodComesBackWithItsAddressInEveryNetwork, severalNetworks},
 		{TestPodsWithSeveralNetworksGetNoAdditionalOne, severalNetworks},
+		{TestARuntimeThatComesBackWithOtherPluginsIsNotedAtOnce, "CRI-O does not say where its plugins are"},
 		{TestPodsOfHostLocalComeBackWithTheirAddressesAfterTheSwap, swapsByHand},
 		{TestAnAddressReusedByHostLocalIsNotRestored, swapsByHand},
 		{TestAWaitingReplacementGetsTheAddressWithoutARetry, "on CRI-O it needs a retry: " +

@@ -129,11 +129,10 @@ type Network struct {
 	Name    string `json:"name"`
 	DataDir string `json:"dataDir"`
 	// LongestRetention is a Go duration, empty if there is no limit.
-	LongestRetention string  `json:"longestRetention,omitempty"`
-	PromisedShare    float64 `json:"promisedShare"`
-	// PromisedLimit is 0 if an older agent says nothing of it.
-	PromisedLimit int64      `json:"promisedLimit,omitempty"`
-	RangeSets     []RangeSet `json:"rangeSets"`
+	LongestRetention string     `json:"longestRetention,omitempty"`
+	PromisedShare    float64    `json:"promisedShare"`
+	PromisedLimit    int64      `json:"promisedLimit"`
+	RangeSets        []RangeSet `json:"rangeSets"`
 	// Addresses are those that are not free, sorted.
 	Addresses []Address `json:"addresses"`
 	// Violations are what the files say against each other, Newer the records that a newer version of stayput wrote.

@@ -128,11 +128,11 @@ func (c *Conf) content() map[string]any {
 }
 
 // leftOut returns the types of the plugins that were left out of a derived configuration because their program is
-// missing.
+// missing, without those that another program has chained to it since.
 func (c *Conf) leftOut() (types []string) {
 	all, _ := c.marker()["missing"].([]any)
 	for _, t := range all {
-		if t, ok := t.(string); ok {
+		if t, ok := t.(string); ok && !slices.Contains(c.Types(), t) {
 			types = append(types, t)
 		}
 	}
@@ -160,8 +160,8 @@ func (d confDir) withCopies(source *Conf) *Conf {
 
 // copies returns other programs' copies of the agent's file.
 func (d confDir) copies() (all []*Conf) {
-	for _, f := range d.Files {
-		if c := d.Conf(f); f.Name != ConflistName && c.marker() != nil {
+	for _, c := range d.all {
+		if c.File != ConflistName && c.marker() != nil {
 			all = append(all, c)
 		}
 	}

@@ -262,6 +262,27 @@ func TestTheSourceGetsWhatWasChainedToOurs(t *testing.T) {
 	}
 }
 
+// Its installer chains a mesh again, and Stayput is removed before the agent has seen that.
+func TestTheSourceGetsAMeshThatWasChainedAgainJustBefore(t *testing.T) {
+	w := newConfWorld(t)
+	w.runtime.BinDirs = []string{w.bins}
+	w.install("bridge", "portmap")
+	w.write(meshSource, chained(mesh, portmap))
+	w.look(StateActive)
+	if got := behind(t, w.own()); !slices.Equal(got, []string{portmap}) {
+		t.Fatalf("without the mesh's program: %v", got)
+	}
+	w.install("istio-cni")
+	w.edit(ConflistName, portmap, newMesh)
+	_, err := RemoveConflist(w.conf, "")
+	must.Do(t, err)
+	data, err := os.ReadFile(filepath.Join(w.conf, meshSource))
+	must.Do(t, err)
+	if got := behind(t, string(data)); !slices.Contains(got, newMesh) || len(got) != 2 {
+		t.Errorf("pods start past the mesh: %v", got)
+	}
+}
+
 // istio's istioOwnedCNIConfig and cilium's chainingTarget make such copies.
 func TestACopyOfOurFileIsNeitherASourceNorInItsWay(t *testing.T) {
 	for _, file := range []string{"02-istio-cni.conflist", "00-istio-cni.conflist"} {

@@ -20,54 +20,55 @@ import (
 // ConflistName is the name of the agent's file. The runtime takes the file that sorts first.
 const ConflistName = "00-stayput.conflist"
 
-// confDir is the runtime's configuration directory.
+// confDir is the runtime's configuration directory, with each of its files classified once.
 type confDir struct {
 	Dir
 	path string
+	all  []*Conf // sorted by name
+
+	own  *Conf // the file of the agent's name, nil if there is none
+	ours bool  // the agent wrote it
+	// first is the first foreign configuration other than copies: multus' of the one after it, and those of ours.
+	first *Conf
+	// bypassed is multus' file if the runtime would use it but for ours, which sorts before it: pods would lose the
+	// networks that multus attaches. Otherwise it is nil.
+	bypassed *Conf
 }
 
 func readConfDir(path string) (confDir, error) {
 	d, err := ReadDir(path)
-	return confDir{d, path}, err
+	return newConfDir(d, path), err
 }
 
-// own returns the file of the agent's name, nil if there is none, and whether the agent wrote it.
-func (d confDir) own() (own *Conf, ours bool) {
-	if own = d.Find(ConflistName); own != nil {
-		_, ours = own.DerivedFrom()
+func newConfDir(files Dir, path string) confDir {
+	d := confDir{Dir: files, path: path}
+	var others []*Conf
+	for _, f := range files.Files {
+		c := files.Conf(f)
+		d.all = append(d.all, c)
+		if f.Name != ConflistName {
+			others = append(others, c)
+			continue
+		}
+		_, d.ours = c.DerivedFrom()
+		d.own = c
 	}
-	return own, ours
+	if len(others) > 0 && others[0].Kind == Multus && others[0].File > ConflistName {
+		d.bypassed = others[0]
+	}
+	if i := slices.IndexFunc(others, (*Conf).original); i >= 0 {
+		d.first = others[i]
+	}
+	return d
 }
 
-// first returns the first foreign configuration other than copies: multus' of the one after it, and those of ours.
-func (d confDir) first() *Conf {
-	for _, f := range d.Files {
-		if f.Name == ConflistName {
-			continue
-		}
-		c := d.Conf(f)
-		if c.Kind == Multus || c.marker() != nil || c.Kind == Broken && strings.HasPrefix(f.Name, "00-multus") {
-			continue
-		}
-		return c
-	}
-	return nil
+// original reports whether the configuration is no copy of another one.
+func (c *Conf) original() bool {
+	return c.Kind != Multus && c.marker() == nil && (c.Kind != Broken || !strings.HasPrefix(c.File, "00-multus"))
 }
 
-// bypassed returns multus' file if the runtime would use it but for ours, which sorts before it: pods would lose the
-// networks that multus attaches. Otherwise it returns nil.
-func (d confDir) bypassed() *Conf {
-	for _, f := range d.Files {
-		if f.Name == ConflistName {
-			continue
-		}
-		if c := d.Conf(f); c.Kind == Multus && c.File > ConflistName {
-			return c
-		}
-		return nil
-	}
-	return nil
-}
+// is reports whether there is such a configuration and it is of one of these kinds.
+func (c *Conf) is(kinds ...Kind) bool { return c != nil && slices.Contains(kinds, c.Kind) }
 
 // State is the state of a node's CNI configuration, also as a metric's label.
 type State string
@@ -115,36 +116,52 @@ type Status struct {
 
 // status returns what the runtime makes of the directory, as far as the files say.
 func (d confDir) status() Status {
-	if len(d.Files) == 0 {
+	if len(d.all) == 0 {
 		return Status{State: StateNone, Message: "no network is configured"}
 	}
-	c := d.Conf(d.Files[0])
-	s := Status{File: c.File, Network: c.Network}
-	own, ours := d.own()
-	if ours {
-		s.Source, _ = own.DerivedFrom()
-		if left := own.leftOut(); len(left) > 0 {
-			s.Problem = fmt.Sprintf("%s names %s, which the runtime does not have: pods start without it; install it, "+
-				"or remove it from that file", s.Source, strings.Join(left, " and "))
-		}
-	}
+	c := d.all[0]
+	s := d.withSource(Status{File: c.File, Network: c.Network})
 	switch {
-	case own != nil && own.Kind == Broken: // others write it, too, and not all of them rename
-		return s.says(StateBroken, "%s: %s: remove it unless a program is writing it", ConflistName, own.Why)
-	case own != nil && !ours && own.Kind != ByHand:
+	case d.own.is(Broken): // others write it, too, and not all of them rename
+		return s.says(StateBroken, "%s: %s: remove it unless a program is writing it", ConflistName, d.own.Why)
+	case !d.ours && d.own.is(Stock, Multus, Foreign):
 		return s.says(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
-	case ours && c.File == ConflistName && d.bypassed() != nil:
-		return s.says(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
-			ConflistName, d.bypassed().File)
-	case ours && c.File == ConflistName:
-		return s.says(StateActive, "%s, derived from %s%s", ConflistName, s.Source, d.keptNetwork(own))
+	case d.ours && c == d.own:
+		return d.ownStatus(s)
 	case c.marker() != nil:
 		return s.says(StateActive, "%s, another program's copy of %s", c.File, ConflistName)
 	case c.Kind == Multus:
-		return d.throughMultus(s, c, ours)
-	case ours && c.Kind != ByHand:
+		return d.throughMultus(s, c, d.ours)
+	case d.ours && c.Kind != ByHand:
 		return s.says(StateShadowed, "%s sorts before %s, so the runtime uses it: rename it", c.File, ConflistName)
 	}
+	return s.ofKind(c)
+}
+
+// withSource adds what the agent's file is derived from, and what it leaves out of that.
+func (d confDir) withSource(s Status) Status {
+	if !d.ours {
+		return s
+	}
+	s.Source, _ = d.own.DerivedFrom()
+	if left := d.own.leftOut(); len(left) > 0 {
+		s.Problem = fmt.Sprintf("%s names %s, which the runtime does not have: pods start without it; install it, "+
+			"or remove it from that file", s.Source, strings.Join(left, " and "))
+	}
+	return s
+}
+
+// ownStatus is the status of the agent's file, which the runtime uses.
+func (d confDir) ownStatus(s Status) Status {
+	if d.bypassed != nil {
+		return s.says(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
+			ConflistName, d.bypassed.File)
+	}
+	return s.says(StateActive, "%s, derived from %s%s", ConflistName, s.Source, d.keptNetwork())
+}
+
+// ofKind is the status of another file that the runtime uses.
+func (s Status) ofKind(c *Conf) Status {
 	switch c.Kind {
 	case Broken:
 		return s.says(StateBroken, "%s: %s", c.File, c.Why)
@@ -237,41 +254,46 @@ const sourceHold = 10 * time.Minute
 // decide compares the directory with what should be there. It acts only on what is definite: a broken file may be half
 // written, and a file that has vanished may come back.
 func (d confDir) decide(l Limits, m *memory, now ledger.Instant) plan {
-	own, ours := d.own()
-	if own != nil && !ours {
-		return plan{}
-	}
-	first := d.first()
-	if c := d.bypassed(); c != nil {
-		*m = memory{}
-		p := plan{remove: own != nil}
-		if d.throughMultus(Status{}, c, false).State != StateActive {
-			p.status = Status{}.says(StateUnsupported,
-				"%s sorts after %s, so pods would lose the networks that multus attaches: "+
-					"rename it to 00-multus.conf, or set ipam.type to stayput in its delegate", c.File, ConflistName)
-		}
-		return p
-	}
-	if own == nil {
-		*m = memory{}
-	} else if d.held(own, first, m, now) {
-		return m.hold(own, now)
-	}
 	switch {
-	case first == nil || first.Kind == ByHand || first.Kind == Foreign:
-		return plan{remove: own != nil}
-	case first.Kind == Broken:
-		if own == nil {
-			return plan{}
-		}
+	case d.own != nil && !d.ours:
+		return plan{}
+	case d.bypassed != nil:
+		*m = memory{}
+		return d.behindMultus()
+	case d.own == nil:
+		*m = memory{}
+	case d.held(m, now):
+		return m.hold(d.own, now)
+	}
+	switch first := d.first; {
+	case !first.is(Stock, Broken):
+		return plan{remove: d.own != nil}
+	case first.Kind == Stock && first.File > ConflistName:
+		return d.derive(l)
+	case first.Kind == Stock: // ours would not be used
+		return plan{remove: d.own != nil, status: Status{}.says(StateShadowed,
+			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
+	case d.own != nil:
 		return plan{status: Status{}.says(StateBroken, "%s cannot be loaded, %s is left unchanged: %s",
 			first.File, ConflistName, first.Why)}
-	case first.File < ConflistName:
-		// Ours would not be used.
-		return plan{remove: own != nil, status: Status{}.says(StateShadowed,
-			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
 	}
-	data, err := Derive(d.withCopies(first), l, own)
+	return plan{}
+}
+
+// behindMultus takes the agent's file away, which multus' would be used but for.
+func (d confDir) behindMultus() plan {
+	p := plan{remove: d.own != nil}
+	if d.throughMultus(Status{}, d.bypassed, false).State != StateActive {
+		p.status = Status{}.says(StateUnsupported,
+			"%s sorts after %s, so pods would lose the networks that multus attaches: "+
+				"rename it to 00-multus.conf, or set ipam.type to stayput in its delegate", d.bypassed.File, ConflistName)
+	}
+	return p
+}
+
+// derive writes the agent's file if it is not what its source makes it.
+func (d confDir) derive(l Limits) plan {
+	data, err := Derive(d.withCopies(d.first), l, d.own)
 	switch {
 	case errors.Is(err, ErrPodCIDRs):
 		return plan{again: keepSoon, status: Status{}.says(StateStock, "%v", err)}
@@ -279,29 +301,29 @@ func (d confDir) decide(l Limits, m *memory, now ledger.Instant) plan {
 		return plan{status: Status{State: StateUnsupported, Message: err.Error()}}
 	}
 	// What it has of others' may be a secret, and another program may have made it readable.
-	mode := first.mode & 0o644
-	switch same := own != nil && own.Same(data); {
-	case same && own.mode&^mode == 0:
+	mode := d.first.mode & 0o644
+	switch same := d.own != nil && d.own.Same(data); {
+	case same && d.own.mode&^mode == 0:
 		return plan{}
 	case same:
-		data = own.data // in the way of the program that wrote it, which else would write it again
+		data = d.own.data // in the way of the program that wrote it, which else would write it again
 	}
 	return plan{write: data, mode: mode}
 }
 
 // held reports whether the agent's file stays because its source vanished less than sourceHold ago. A file that has
 // appeared since ends that; a file that was there all along does not.
-func (d confDir) held(own, first *Conf, m *memory, now ledger.Instant) bool {
+func (d confDir) held(m *memory, now ledger.Instant) bool {
 	var names []string
-	for _, f := range d.Files {
-		names = append(names, f.Name)
+	for _, c := range d.all {
+		names = append(names, c.File)
 	}
-	if source, _ := own.DerivedFrom(); slices.Contains(names, source) {
+	if source, _ := d.own.DerivedFrom(); slices.Contains(names, source) {
 		*m = memory{known: names}
 		return false
 	}
 	if m.known == nil {
-		m.recall(own, now)
+		m.recall(d.own, now)
 	}
 	if m.known == nil {
 		m.known = names
@@ -309,8 +331,8 @@ func (d confDir) held(own, first *Conf, m *memory, now ledger.Instant) bool {
 	if m.gone == 0 {
 		m.gone = now.Boot
 	}
-	if first != nil && !slices.Contains(m.known, first.File) {
-		return first.Kind == Broken // half written
+	if d.first != nil && !slices.Contains(m.known, d.first.File) {
+		return d.first.Kind == Broken // half written
 	}
 	return now.Boot-m.gone < sourceHold
 }

@@ -25,14 +25,15 @@ func TestChainedPluginsStay(t *testing.T) {
 		t.Errorf("it is written again: %+v", p)
 	}
 	// The source changes: the chained one stays, one that the source itself no longer has goes.
-	dir.Files[1].Data = []byte(strings.ReplaceAll(
-		`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"mtu":1400}}]}`, "\n", ""))
+	dir = dirOf(ConflistName, string(edited), source,
+		`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"mtu":1400}}]}`)
 	p := dir.decide(Limits{}, &memory{}, at(1))
 	if types := typesOf(t, p.write); !slices.Equal(types, []string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
 	// The source gets it too: not twice.
-	dir.Files[1].Data = []byte(`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel"},{"type":"istio-cni"}]}`)
+	dir = dirOf(ConflistName, string(edited), source,
+		`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel"},{"type":"istio-cni"}]}`)
 	if types := typesOf(t, dir.decide(Limits{}, &memory{}, at(1)).write); !slices.Equal(types,
 		[]string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
@@ -54,12 +55,12 @@ func typesOf(t *testing.T, data []byte) (types []string) {
 
 // dirOf is a directory with these files, name, content, name, content.
 func dirOf(nameContent ...string) confDir {
-	var d confDir
+	var d Dir
 	for i := 0; i < len(nameContent); i += 2 {
 		d.Files = append(d.Files, File{Name: nameContent[i], Data: []byte(nameContent[i+1])})
 	}
 	slices.SortFunc(d.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
-	return d
+	return newConfDir(d, "")
 }
 
 const (

@@ -256,21 +256,10 @@ func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Co
 		if json.Unmarshal(d["Bytes"], &config) != nil {
 			continue
 		}
-		m, err := decode(config)
-		if err != nil || network != "" && m["name"] != network || !retype(m, from, to, stateDir) {
+		if config = Retype(config, from, to, network, stateDir); config == nil {
 			continue
 		}
-		if _, isList := m["plugins"]; isList && to == netconf.HostLocal && !ranged(m) &&
-			source != nil && source.Kind == Stock &&
-			source.Network == m["name"] {
-			m = source.list
-		}
-		if config, err = json.Marshal(m); err == nil {
-			d["Bytes"], err = json.Marshal(config)
-		}
-		if err != nil {
-			return nil // decoded values encode
-		}
+		d["Bytes"], _ = json.Marshal(withRanges(config, to, source)) // bytes encode
 		changed = true
 	}
 	if !changed {
@@ -281,6 +270,19 @@ func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Co
 		return nil // decoded values encode
 	}
 	return data
+}
+
+// withRanges returns a configuration, or its source in place of a list without the ranges that host-local needs.
+func withRanges(config []byte, to string, source *Conf) []byte {
+	m, err := decode(config)
+	_, isList := m["plugins"]
+	if err != nil || !isList || to != netconf.HostLocal || ranged(m) || !source.is(Stock) || source.Network != m["name"] {
+		return config
+	}
+	if data, err := json.Marshal(source.list); err == nil { // decoded values encode
+		return data
+	}
+	return config
 }
 
 // retype changes ipam.type in a configuration, of a plugin or a list, and reports whether it has. Of host-local's it

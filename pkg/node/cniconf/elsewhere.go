@@ -45,11 +45,10 @@ func (k *Keeper) elsewhere(dir confDir) (s Status) {
 	}
 	// A runtime that does not find the plugin starts no pod. Where it finds the others it finds this one, and it has
 	// found it if the agent's file is there.
-	first := dir.first()
-	if _, ours := dir.own(); r.Name != crio || ours || first == nil || first.Kind != Stock {
+	if r.Name != crio || dir.ours || !dir.first.is(Stock) {
 		return s
 	}
-	types := first.Types()
+	types := dir.first.Types()
 	if holds(k.o.BinDir, types) {
 		return s
 	}

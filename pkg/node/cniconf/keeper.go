@@ -154,42 +154,35 @@ func (k *Keeper) Run(ctx context.Context, guard func(observe func())) {
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-		case <-changes:
-		case <-lost: //nolint:errcheck // which error does not matter
-		case <-k.o.Reconnected:
-			k.askAt = time.Time{}
-		case <-timer.C:
+	for k.woken(ctx, changes, lost, timer.C) {
+		again := k.o.Interval*9/10 + rand.N(k.o.Interval/5+1)
+		if !k.follow(watch) {
+			again = min(again, pollEvery)
 		}
-		if ctx.Err() != nil {
-			return
-		}
-		for more := true; more; {
-			select {
-			case <-changes:
-			case <-lost: //nolint:errcheck // which error does not matter
-			default:
-				more = false
-			}
-		}
-		watched := k.follow(watch)
-		var again time.Duration
-		guard(func() { again = k.observe(ctx) })
-		wait := k.o.Interval*9/10 + rand.N(k.o.Interval/5+1)
-		if again > 0 {
-			wait = min(wait, again)
-		}
-		if !watched {
-			wait = min(wait, pollEvery)
-		}
-		timer.Reset(wait)
+		guard(func() { again = sooner(again, k.observe(ctx)) })
+		timer.Reset(again)
 		select {
 		case <-ctx.Done():
 		case <-time.After(keepPause):
 		}
 	}
+}
+
+// woken waits for a reason to observe, takes all changes for one, and reports whether ctx is not done.
+func (k *Keeper) woken(ctx context.Context, changes <-chan fsnotify.Event, lost <-chan error,
+	timer <-chan time.Time) bool {
+	select {
+	case <-ctx.Done():
+	case <-changes:
+	case <-lost: //nolint:errcheck // which error does not matter
+	case <-k.o.Reconnected:
+		k.askAt = time.Time{}
+	case <-timer:
+	}
+	for len(changes) > 0 {
+		<-changes
+	}
+	return ctx.Err() == nil
 }
 
 // follow watches the directories and reports whether it could; it cannot watch a directory that does not exist yet. A
@@ -338,17 +331,40 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		did, err = k.write(ctx, ready)
 	}
 	dir, readErr := readConfDir(k.o.ConfDir)
-	if err = errors.Join(err, readErr); err != nil {
-		s = Status{State: StateError, Message: err.Error()}
-	} else if s = dir.status(); did.status.State != "" {
-		s.State, s.Message = did.status.State, did.status.Message
+	err = errors.Join(err, readErr)
+	s = k.judge(dir, did.status, ready, err, pluginErr)
+	err = errors.Join(err, pluginErr)
+	switch {
+	case err != nil:
+		again = keepSoon
+	case did.again > 0:
+		again = did.again
+	case did.write != nil:
+		again = keepSoon // for the note of an ADD that was under way
 	}
-	s.ConfDir = k.o.ConfDir
-	s.Plugin = inspectPlugin(k.o.BinDir)
+	if ready == pluginRuns && s.State == StateActive {
+		if err := k.renote(dir, s.Network); err != nil {
+			k.o.Log.Warn("Cannot update cached container configurations", "err", err)
+			again = keepSoon
+		}
+	}
+	return s, again, err
+}
+
+// judge returns the status of the directory in view of the plan for it, of the binary, and of what has failed.
+func (k *Keeper) judge(dir confDir, planned Status, ready pluginState, err, pluginErr error) Status {
+	s := dir.status()
+	switch {
+	case err != nil:
+		s = Status{State: StateError, Message: err.Error()}
+	case planned.State != "":
+		s.State, s.Message = planned.State, planned.Message
+	}
+	s.ConfDir, s.Plugin = k.o.ConfDir, inspectPlugin(k.o.BinDir)
 	if pluginErr != nil {
 		s.Plugin.Problem = pluginErr.Error()
 	}
-	if ready == pluginFails && s.State != StateError && s.State != StateUnsupported && s.State != StateNone {
+	if ready == pluginFails && !slices.Contains([]State{StateError, StateUnsupported, StateNone}, s.State) {
 		s.State, s.Message = StateNoPlugin, s.Plugin.Problem
 	}
 	s = s.withoutPlugin()
@@ -356,25 +372,16 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		s.Message += ", which is not kept up to date without --install-cni"
 	}
 	s.Message, s.Plugin.Problem = oneLine(s.Message), oneLine(s.Plugin.Problem)
-	err = errors.Join(err, pluginErr)
-	if err != nil {
-		again = keepSoon
-	} else if did.again > 0 {
-		again = did.again
-	} else if did.write != nil {
-		again = keepSoon // for the note of an ADD that was under way
+	return s
+}
+
+// renote gives the plugin the DELs of containers from before it.
+func (k *Keeper) renote(dir confDir, network string) error {
+	notes := dir.notes(k.o.CacheDir)
+	if k.runtime == nil || k.runtime.Name != crio {
+		notes.results = "" // others do not go by them
 	}
-	if ready == pluginRuns && s.State == StateActive {
-		notes := dir.notes(k.o.CacheDir)
-		if k.runtime == nil || k.runtime.Name != crio {
-			notes.results = "" // others do not go by them
-		}
-		if err := notes.retype(netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir); err != nil {
-			k.o.Log.Warn("Cannot update cached container configurations", "err", err)
-			again = keepSoon
-		}
-	}
-	return s, again, err
+	return notes.retype(netconf.HostLocal, netconf.Type, network, k.o.Limits.StateDir)
 }
 
 // oneLine returns joined errors as one line.
@@ -481,15 +488,14 @@ func (k *Keeper) plan(ctx context.Context, dir confDir) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
-	own, _ := dir.own()
 	limits := k.o.Limits
 	var wait time.Duration
-	limits.Missing, wait = k.missing(own)
+	limits.Missing, wait = k.missing(dir.own)
 	if limits.Network, err = k.inUse(dir); err != nil && limits.Network == nil {
 		return plan{}, err
 	}
 	var unknown error
-	if dir.first().WantsPodCIDRs() {
+	if dir.first.WantsPodCIDRs() {
 		limits.PodCIDRs, unknown = k.learnPodCIDRs(ctx)
 	}
 	p := dir.decide(limits, &k.memory, now)
@@ -518,24 +524,30 @@ func (k *Keeper) write(ctx context.Context, ready pluginState) (plan, error) {
 		return plan{}, err
 	}
 	p.again = sooner(p.again, asked)
-	_, ours := dir.own()
+	return k.carryOut(k.fit(p, dir, ready, asked))
+}
+
+// fit leaves of a plan what does no harm with the plugin and the runtime as they are.
+func (k *Keeper) fit(p plan, dir confDir, ready pluginState, asked time.Duration) plan {
 	misfit := k.misfit()
 	if misfit.State == "" {
 		misfit = k.elsewhere(dir)
 	}
-	path := filepath.Join(k.o.ConfDir, ConflistName)
 	switch {
-	case ready == pluginFails && ours:
+	case misfit.State != "":
+		return plan{remove: dir.ours, status: misfit, again: asked}
+	case k.runtime == nil && !dir.ours && p.write != nil && ready == pluginRuns:
+		return plan{again: pollEvery}
+	case ready == pluginFails && dir.ours:
 		p.remove, p.write = true, nil
 	case ready != pluginRuns:
 		p.write = nil
 	}
-	switch {
-	case misfit.State != "":
-		p = plan{remove: ours, status: misfit, again: asked}
-	case k.runtime == nil && !ours && p.write != nil:
-		p = plan{again: pollEvery}
-	}
+	return p
+}
+
+func (k *Keeper) carryOut(p plan) (plan, error) {
+	path := filepath.Join(k.o.ConfDir, ConflistName)
 	switch {
 	case p.write != nil && k.writes.Tokens() < 1:
 		return plan{again: writeEvery, status: Status{}.says(StateConflict,

@@ -1,6 +1,7 @@
 package cniconf
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -13,63 +14,71 @@ import (
 // classify is cautious: a list is Stock only if every plugin of it that has host-local is understood.
 func (d Dir) classify(list map[string]any) (Kind, string) {
 	plugins := pluginsOf(list)
-	if len(plugins) > 0 {
-		if t := typeOf(plugins[0]); t == "multus" || t == "multus-shim" {
-			return Multus, ""
-		}
+	if len(plugins) > 0 && slices.Contains([]string{"multus", "multus-shim"}, typeOf(plugins[0])) {
+		return Multus, ""
 	}
-	found := map[Kind]bool{}
-	why := ""
-	for i, p := range plugins {
-		k, reason := classifyPlugin(p)
-		found[k] = true
-		if k == Foreign && why == "" {
-			why = fmt.Sprintf("plugins[%d]: %s", i, reason)
-		}
-	}
-	inFolder := false
-	if !inlined(list) {
-		name, _ := list["name"].(string)
-		for _, f := range d.Folders[name] {
-			var p map[string]any
-			if f.Err != nil || json.Unmarshal(f.Data, &p) != nil {
-				return Broken, "the network's plugin in the folder " + filepath.Join(name, f.Name) + " cannot be read"
-			}
-			k, reason := classifyPlugin(p)
-			inFolder = true
-			if k != plain {
-				return Foreign, fmt.Sprintf("folder %s: IPAM configuration in a separate file (%s) is not supported",
-					name, strings.TrimSpace(f.Name+" "+reason))
-			}
-		}
-	}
+	found, why := classifyAll(plugins)
+	inFolder, k, reason := d.classifyFolder(list)
 	switch {
+	case reason != "":
+		return k, reason
 	case len(plugins) == 0 && !inFolder:
 		return Broken, "no plugins"
 	case found[ByHand]:
 		return ByHand, ""
 	case found[Stock] && !found[Foreign]:
-		if why := refusal(list); why != "" {
-			return Foreign, why
+		if why = refusal(list); why == "" {
+			return Stock, ""
 		}
-		return Stock, ""
-	}
-	var types []string
-	for _, p := range plugins {
-		types = append(types, typeOf(p))
-	}
-	for i, t := range types { // a known plugin says more than an unknown one that is chained to it
-		if t == calicoType && ipamType(plugins[i]) == netconf.HostLocal {
-			continue // it is not its own IPAM
-		}
-		if why := reasons[t]; why != "" {
-			return Foreign, t + ": " + why
-		}
-	}
-	if found[Foreign] {
 		return Foreign, why
 	}
-	return Foreign, fmt.Sprintf("none of its plugins (%s) uses host-local", strings.Join(types, ", "))
+	// A known plugin says more than an unknown one that is chained to it.
+	return Foreign, cmp.Or(known(plugins), why, fmt.Sprintf("none of its plugins (%s) uses host-local",
+		strings.Join((&Conf{list: list}).Types(), ", ")))
+}
+
+// classifyAll returns which kinds there are among the plugins, and why the first Foreign one is that.
+func classifyAll(plugins []map[string]any) (found map[Kind]bool, why string) {
+	found = map[Kind]bool{}
+	for i, p := range plugins {
+		k, reason := classifyPlugin(p)
+		if k == Foreign && !found[k] {
+			why = fmt.Sprintf("plugins[%d]: %s", i, reason)
+		}
+		found[k] = true
+	}
+	return found, why
+}
+
+// classifyFolder is about the plugins that libcni adds to a list from the folder of its name: whether there are any,
+// and why the list is of kind k if one of them is not plain.
+func (d Dir) classifyFolder(list map[string]any) (there bool, k Kind, why string) {
+	if inlined(list) {
+		return false, 0, ""
+	}
+	name, _ := list["name"].(string)
+	for _, f := range d.Folders[name] {
+		var p map[string]any
+		if f.Err != nil || json.Unmarshal(f.Data, &p) != nil {
+			return true, Broken, "the network's plugin in the folder " + filepath.Join(name, f.Name) + " cannot be read"
+		}
+		if k, reason := classifyPlugin(p); k != plain {
+			return true, Foreign, fmt.Sprintf("folder %s: IPAM configuration in a separate file (%s) is not supported",
+				name, strings.TrimSpace(f.Name+" "+reason))
+		}
+	}
+	return len(d.Folders[name]) > 0, 0, ""
+}
+
+// known returns what is known of the first of the plugins that has addresses of its own.
+func known(plugins []map[string]any) string {
+	for _, p := range plugins {
+		t := typeOf(p)
+		if why := reasons[t]; why != "" && (t != calicoType || ipamType(p) != netconf.HostLocal) {
+			return t + ": " + why
+		}
+	}
+	return ""
 }
 
 // refusal returns why the plugin would refuse a configuration of kind Stock that host-local may accept, "" if it would
@@ -104,45 +113,55 @@ func refusal(list map[string]any) string {
 const plain = Kind(-1)
 
 func classifyPlugin(p map[string]any) (Kind, string) {
-	for _, key := range []string{"type", "ipam", "delegate", "capabilities"} {
-		if other := foldedKey(p, key); other != "" {
-			return Foreign, fmt.Sprintf("key %q: expected the spelling %q", other, key)
-		}
+	by, wrong := ipamOf(p)
+	if wrong != "" {
+		return Foreign, wrong
 	}
 	t := typeOf(p)
-	ipam, isObject := p["ipam"].(map[string]any)
-	if p["ipam"] != nil && !isObject {
-		return Foreign, "ipam: expected an object"
+	why := reasons[t]
+	if why != "" {
+		why = t + ": " + why
 	}
-	if other := foldedKey(ipam, "type"); other != "" {
-		return Foreign, fmt.Sprintf("ipam: key %q: expected the spelling \"type\"", other)
-	}
-	by, isString := ipam["type"].(string)
-	if _, there := ipam["type"]; there && !isString {
-		return Foreign, "ipam.type: expected a string"
-	} else if t == flannelType && !there {
-		by = netconf.HostLocal // what it takes by default
-	}
+	isCaller := slices.Contains(callers, t) || t == flannelType
 	switch {
 	case by == netconf.Type:
 		return ByHand, ""
-	case by == "" || by != netconf.HostLocal && !slices.Contains(callers, t) && t != flannelType && reasons[t] == "":
+	case by == "" || by != netconf.HostLocal && !isCaller && why == "":
 		return plain, ""
-	case by != netconf.HostLocal && reasons[t] != "":
-		return Foreign, t + ": " + reasons[t]
 	case by != netconf.HostLocal:
-		return Foreign, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by)
+		return Foreign, cmp.Or(why, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by))
 	case t == flannelType:
 		return classifyFlannel(p)
 	case t == calicoType:
 		return classifyCalico(p)
-	case slices.Contains(callers, t):
+	case isCaller:
 		return Stock, ""
-	case reasons[t] != "":
-		return Foreign, t + ": " + reasons[t]
 	}
-	return Foreign, fmt.Sprintf(
-		"unknown plugin %s; if it runs the IPAM plugin in ipam.type, set that to \"stayput\" by hand", t)
+	return Foreign, cmp.Or(why, fmt.Sprintf(
+		"unknown plugin %s; if it runs the IPAM plugin in ipam.type, set that to \"stayput\" by hand", t))
+}
+
+// ipamOf returns which IPAM plugin a plugin runs, "" if none, or what is wrong about it.
+func ipamOf(p map[string]any) (by, wrong string) {
+	for _, key := range []string{"type", "ipam", "delegate", "capabilities"} {
+		if other := foldedKey(p, key); other != "" {
+			return "", fmt.Sprintf("key %q: expected the spelling %q", other, key)
+		}
+	}
+	ipam, isObject := p["ipam"].(map[string]any)
+	if p["ipam"] != nil && !isObject {
+		return "", "ipam: expected an object"
+	}
+	if other := foldedKey(ipam, "type"); other != "" {
+		return "", fmt.Sprintf("ipam: key %q: expected the spelling \"type\"", other)
+	}
+	by, isString := ipam["type"].(string)
+	if _, there := ipam["type"]; there && !isString {
+		return "", "ipam.type: expected a string"
+	} else if !there && typeOf(p) == flannelType {
+		by = netconf.HostLocal // what it takes by default
+	}
+	return by, ""
 }
 
 // classifyFlannel goes by the plugin that flannel's delegates to, whose IPAM section it makes from its own.

@@ -46,15 +46,14 @@ func sameNetwork(a, b *ledger.Network) bool { return a.Name == b.Name && a.DataD
 // addresses of its ranges are in use in that network, and by another name, or in another directory, they would be given
 // to other pods. If it is unknown what is in use, the file stays as it is.
 func (k *Keeper) inUse(dir confDir) (*ledger.Network, error) {
-	first := dir.first()
-	if first == nil || first.Kind != Stock {
+	if !dir.first.is(Stock) {
 		return nil, nil
 	}
 	var current *ledger.Network
-	if own, ours := dir.own(); ours {
-		current = own.network()
+	if dir.ours {
+		current = dir.own.network()
 	}
-	wanted := first.network()
+	wanted := dir.first.network()
 	if wanted == nil || current != nil && sameNetwork(current, wanted) {
 		return nil, nil
 	}
@@ -94,10 +93,10 @@ func mayGive(n *ledger.Network, addrs []netip.Addr, sameRanges bool) bool {
 
 // keptNetwork says, behind the state of own, which network it keeps for the sake of addresses in use, nothing if the
 // source has the same.
-func (d confDir) keptNetwork(own *Conf) string {
-	from, _ := own.DerivedFrom()
-	source, current := d.Find(from), own.network()
-	if source == nil || source.Kind != Stock || current == nil {
+func (d confDir) keptNetwork() string {
+	from, _ := d.own.DerivedFrom()
+	source, current := d.Find(from), d.own.network()
+	if !source.is(Stock) || current == nil {
 		return ""
 	}
 	wanted := source.network()

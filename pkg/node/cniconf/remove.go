@@ -28,9 +28,9 @@ type notes struct {
 
 // notes returns all of them, with libcni's cache in cacheDir, empty for none.
 func (d confDir) notes(cacheDir string) notes {
-	n := notes{first: d.first()}
-	for _, f := range d.Files {
-		n.flannel = append(n.flannel, d.Conf(f).FlannelDirs()...)
+	n := notes{first: d.first}
+	for _, c := range d.all {
+		n.flannel = append(n.flannel, c.FlannelDirs()...)
 	}
 	slices.Sort(n.flannel)
 	n.flannel = slices.Compact(n.flannel) // the agent's file has those of its source
@@ -111,7 +111,7 @@ func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if _, ours := dir.own(); ours {
+	if dir.ours {
 		if err := dir.handBackChained(); err != nil {
 			return false, err
 		}
@@ -125,13 +125,12 @@ func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 
 // handBackChained makes the plugins of the source, other than those with stayput, what they are in the agent's file.
 func (d confDir) handBackChained() error {
-	own, _ := d.own()
-	source := d.first()
-	if source == nil || source.Kind != Stock {
+	source := d.first
+	if !source.is(Stock) {
 		return nil
 	}
-	left := own.leftOut()
-	plugins, _ := merged(source, own, func(plugin string) bool { return slices.Contains(left, plugin) })
+	left := d.own.leftOut()
+	plugins, _ := merged(source, d.own, func(plugin string) bool { return slices.Contains(left, plugin) })
 	if reflect.DeepEqual(plugins, pluginsOf(source.list)) {
 		return nil
 	}
@@ -180,19 +179,18 @@ func HandBackMultus(confDir string) (changed bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	if err != nil || dir.Find(ConflistName) != nil {
+	if err != nil || dir.own != nil {
 		return false, err
 	}
-	first := dir.first()
-	if first == nil || first.Kind == Broken || first.Kind == ByHand {
+	if !dir.first.is(Stock, Foreign) {
 		return false, nil
 	}
-	for _, f := range dir.Files {
-		data := dir.Conf(f).Redelegate(ConflistName, first)
+	for _, c := range dir.all {
+		data := c.Redelegate(ConflistName, dir.first)
 		if data == nil {
 			continue
 		}
-		path := filepath.Join(confDir, f.Name)
+		path := filepath.Join(confDir, c.File)
 		info, err := os.Stat(path)
 		if err == nil {
 			err = (atomicfile.File{Path: path, Mode: info.Mode().Perm(), MustExist: true}).Write(bytes.NewReader(data))
@@ -223,11 +221,9 @@ func RemovePlugin(confDir, binDir, cacheDir string) (removed bool, err error) {
 	if dir, err = readConfDir(confDir); ignoreMissing(err) != nil {
 		return false, err
 	}
-	for _, f := range dir.Files {
-		if dir.Conf(f).Kind == ByHand {
-			return false, fmt.Errorf("%s uses the plugin: set ipam.type to host-local there first",
-				filepath.Join(confDir, f.Name))
-		}
+	if i := slices.IndexFunc(dir.all, func(c *Conf) bool { return c.Kind == ByHand }); i >= 0 {
+		return false, fmt.Errorf("%s uses the plugin: set ipam.type to host-local there first",
+			filepath.Join(confDir, dir.all[i].File))
 	}
 	if s := dir.status(); s.State == StateActive { // multus has a copy of the conflist
 		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)

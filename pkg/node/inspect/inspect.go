@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"mime"
 	"net"
 	"net/http"
 	"net/netip"
@@ -229,23 +228,20 @@ func compare(networks []inspection.Network, sandboxes map[string]cri.Sandbox) (f
 	return found
 }
 
-// askAgent asks the daemon how it is. One of a version that speaks only text says no more than whether it is ready.
+// askAgent asks the daemon how it is.
 func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.Status) {
 	if listen == "" {
 		return inspection.Agent{Error: "the agent runs without --listen and cannot be queried"}, inspection.Status{}
 	}
 	said, err := statusAt(ctx, listen)
 	if err != nil {
-		return inspection.Agent{Ready: said.Ready, Error: err.Error()}, said
+		return inspection.Agent{Error: err.Error()}, said
 	}
 	return inspection.Agent{
 		Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, Annotations: said.Annotations, API: said.API,
 		CNI: said.CNI, Error: said.Message,
 	}, said
 }
-
-// errOnlyText is of an agent that knows no StatusPath.
-var errOnlyText = errors.New("the agent is an older version without JSON status")
 
 func statusAt(ctx context.Context, listen string) (said inspection.Status, err error) {
 	host, port, err := net.SplitHostPort(listen)
@@ -267,9 +263,6 @@ func statusAt(ctx context.Context, listen string) (said inspection.Status, err e
 		return said, err
 	}
 	defer answer.Body.Close()
-	if kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); kind != "application/json" {
-		return inspection.Status{Ready: answer.StatusCode == http.StatusOK}, errOnlyText
-	}
 	if err := json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&said); err != nil {
 		return inspection.Status{}, fmt.Errorf("%s: %w", url, err)
 	}

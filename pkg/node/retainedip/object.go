@@ -112,7 +112,7 @@ func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 		NodeName: node, PodName: c.Key.Pod, Identity: c.Policy.Identity, Retention: c.Policy.RetainIP(),
 		WhenScaled: c.Policy.WhenScaled, WhenDeleted: c.Policy.WhenDeleted, WhenMoved: c.Policy.WhenMoved,
 	}
-	// Policies of claims that were put together from what a damaged disk still said, or of an older version, lack these.
+	// Policies of claims that were put together from what a damaged disk still said lack these.
 	byDefault := v1alpha1.PolicyRetain
 	if c.Policy.WhileOwned {
 		byDefault = v1alpha1.PolicyRelease
@@ -185,10 +185,8 @@ func after(was, is v1alpha1.RetainedIPStatus) v1alpha1.RetainedIPStatus {
 	if is.Phase == v1alpha1.PhaseRetained && is.PodUID == "" {
 		is.PodUID = was.PodUID
 	}
-	if is.LastBoundTime == nil { // a power loss took it, or an agent published was that did not know of it
-		if is.LastBoundTime = was.LastBoundTime; is.LastBoundTime == nil && was.Phase == v1alpha1.PhaseBound {
-			is.LastBoundTime = was.Since
-		}
+	if is.LastBoundTime == nil { // a power loss took it
+		is.LastBoundTime = was.LastBoundTime
 	}
 	if is.Phase != was.Phase {
 		return is

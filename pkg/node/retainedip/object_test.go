@@ -2,7 +2,9 @@ package retainedip
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,9 +134,8 @@ func TestWhatTheLedgerLostTheObjectStillSays(t *testing.T) {
 	hour := at(noon.Add(time.Hour))
 	is := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, Since: hour}
 	for what, was := range map[string]v1alpha1.RetainedIPStatus{
-		"what it said":                              {Phase: v1alpha1.PhaseRetained, LastBoundTime: at(noon)},
-		"what it said of a pod":                     {Phase: v1alpha1.PhaseBound, Since: hour, LastBoundTime: at(noon)},
-		"what an agent said that published no time": {Phase: v1alpha1.PhaseBound, Since: at(noon)},
+		"what it said":          {Phase: v1alpha1.PhaseRetained, LastBoundTime: at(noon)},
+		"what it said of a pod": {Phase: v1alpha1.PhaseBound, Since: hour, LastBoundTime: at(noon)},
 	} {
 		if got := after(was, is); got.LastBoundTime == nil || !got.LastBoundTime.Time.Equal(noon) || got.Since != hour {
 			t.Errorf("%s: %+v", what, got)
@@ -174,4 +175,77 @@ func TestAReleaseIsForWhatTheObjectShowed(t *testing.T) {
 			t.Errorf("%s: %d, want %d", c.what, got, c.want)
 		}
 	}
+}
+
+// A field that slim, objectOf or sameStatus does not know would be unbounded, or never be written.
+func TestNoFieldOfAnObjectIsForgotten(t *testing.T) {
+	var r v1alpha1.RetainedIP
+	must.Fill(t, &r.Spec, 1)
+	must.Fill(t, &r.Status, 1)
+	want := r.DeepCopy()
+	want.Spec.Release, want.Spec.Workload, want.Spec.Scheduled = "", nil, ""
+	if _, o := objectOf(&r); o.spec != want.Spec || !reflect.DeepEqual(o.status, want.Status) {
+		t.Errorf("kept of\n%+v\nis\n%+v %+v", want, o.spec, o.status)
+	}
+	differ := func(a, b reflect.Value, same func() bool) {
+		for i := range a.NumField() {
+			was := reflect.ValueOf(a.Field(i).Interface())
+			a.Field(i).Set(b.Field(i))
+			if same() {
+				t.Errorf("a change of %s.%s is not seen", a.Type().Name(), a.Type().Field(i).Name)
+			}
+			a.Field(i).Set(was)
+		}
+	}
+	is, other := want.Status.DeepCopy(), v1alpha1.RetainedIPStatus{}
+	must.Fill(t, &other, 7)
+	same := func() bool { return sameStatus(want.Status, *is) }
+	if !same() {
+		t.Error("a copy differs")
+	}
+	differ(reflect.ValueOf(is).Elem(), reflect.ValueOf(other), same)
+	differ(reflect.ValueOf(&is.Addresses[0]).Elem(), reflect.ValueOf(other.Addresses[0]), same)
+}
+
+func TestEveryFieldThatIsKeptOfAnObjectIsBounded(t *testing.T) {
+	var r v1alpha1.RetainedIP
+	must.Fill(t, &r.Spec, 1)
+	must.Fill(t, &r.Status, 1)
+	for i := range texts(reflect.ValueOf(&r.Spec).Elem(), reflect.ValueOf(&r.Status).Elem()) {
+		large := r.DeepCopy()
+		long := texts(reflect.ValueOf(&large.Spec).Elem(), reflect.ValueOf(&large.Status).Elem())[i]
+		was := long.String()
+		long.SetString(strings.Repeat("x", 1<<20))
+		_, o := objectOf(large)
+		for _, is := range texts(reflect.ValueOf(&o.spec).Elem(), reflect.ValueOf(&o.status).Elem()) {
+			if is.Len() > longestValue {
+				t.Errorf("%s is kept with %d bytes", was, is.Len())
+			}
+		}
+	}
+}
+
+// texts returns all strings in values, however deep.
+func texts(values ...reflect.Value) (all []reflect.Value) {
+	for _, v := range values {
+		switch v.Kind() {
+		case reflect.String:
+			all = append(all, v)
+		case reflect.Pointer:
+			if !v.IsNil() {
+				all = append(all, texts(v.Elem())...)
+			}
+		case reflect.Slice:
+			for i := range v.Len() {
+				all = append(all, texts(v.Index(i))...)
+			}
+		case reflect.Struct:
+			for i := range v.NumField() {
+				if v.Type().Field(i).IsExported() {
+					all = append(all, texts(v.Field(i))...)
+				}
+			}
+		}
+	}
+	return all
 }

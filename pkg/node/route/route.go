@@ -77,6 +77,8 @@ const (
 	// gather is how long is waited for more changes of routes and links: a device that goes takes many along.
 	gather = 20 * time.Millisecond
 	retry  = time.Second
+	// tableAgain is how often it is checked that the nftables table is there: `nft flush ruleset` takes it along.
+	tableAgain = time.Second
 )
 
 // Table keeps the routes of a node. Its methods may be called from any goroutine.
@@ -285,6 +287,8 @@ func (t *Table) follow(ctx context.Context) error {
 	t.lookAgain() // also for what happened before
 	each := time.NewTicker(t.o.Interval)
 	defer each.Stop()
+	table := time.NewTicker(tableAgain)
+	defer table.Stop()
 	var soon <-chan time.Time // something has happened
 	for {
 		happened := false
@@ -299,6 +303,8 @@ func (t *Table) follow(ctx context.Context) error {
 			happened = ok && t.sawLink(u)
 		case <-each.C:
 			t.lookAgain()
+		case <-table.C:
+			t.lookForTable(k)
 		case <-t.now:
 			if soon = nil; !t.agree(k) {
 				soon = time.After(retry)

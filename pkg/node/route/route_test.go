@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/node/route"
@@ -105,6 +107,30 @@ func TestRoutesComeBack(t *testing.T) {
 		t.Log(event.what)
 		event.lose()
 		n.reachable(2)
+	}
+}
+
+// `nft flush ruleset` takes every table. No look at all is due here for an hour.
+func TestTheTableOfSourcesComesBack(t *testing.T) {
+	n := newNodes(t, "vxlan", "iptables")
+	tables, _ := n.agents()
+	at(tables, 2, (*route.Table).Set)
+	n.start(2)
+	n.reachable(2)
+	ns, err := os.Open(n.options(2).Netns)
+	must.Do(t, err)
+	defer ns.Close()
+	c, err := nftables.New(nftables.WithNetNSFd(int(ns.Fd())))
+	must.Do(t, err)
+	c.FlushRuleset()
+	must.Do(t, c.Flush())
+	if n.tables(2) != 0 {
+		t.Fatal("the table is not gone")
+	}
+	for end := time.Now().Add(30 * time.Second); n.tables(2) == 0; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the table does not come back")
+		}
 	}
 }
 

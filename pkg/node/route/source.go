@@ -77,6 +77,28 @@ func (k *kernel) keepSources(here []netip.Addr, cluster []netip.Prefix) error {
 	return nil
 }
 
+// lookForTable has the table written again if it is gone. An error says nothing: the next look at all reports it.
+func (t *Table) lookForTable(k *kernel) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.kept) == 0 {
+		return
+	}
+	c, table, err := sourceTable(k.ns)
+	if err != nil {
+		return
+	}
+	if there, err := hasTable(c, table); err == nil && !there {
+		t.chain = true
+		t.now.Up()
+	}
+}
+
+func hasTable(c *nftables.Conn, table *nftables.Table) (bool, error) {
+	tables, err := c.ListTablesOfFamily(table.Family)
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table.Name }), err
+}
+
 // changeSources changes the sets of the table from was to here. It does not read the table: if another program has
 // changed that, it may be an error, which changes nothing.
 func (k *kernel) changeSources(was, here []netip.Addr) error {
@@ -119,11 +141,11 @@ var rules = map[string]int{"sources": 8, "redirects": 2}
 
 // sourcesKept reports whether the table is as it should be.
 func sourcesKept(c *nftables.Conn, table *nftables.Table, here []netip.Addr, cluster []netip.Prefix) (bool, error) {
-	tables, err := c.ListTablesOfFamily(table.Family)
+	there, err := hasTable(c, table)
 	if err != nil {
 		return false, err
 	}
-	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table.Name }) {
+	if !there {
 		return len(here) == 0, nil
 	}
 	if len(here) == 0 {

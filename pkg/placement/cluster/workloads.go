@@ -67,6 +67,13 @@ func (e *PermissionError) Error() string {
 // aggregateLabel marks ClusterRoles whose rules the controller gets.
 const aggregateLabel = "rbac.stayput.io/aggregate-to-controller"
 
+// Unreadable reports whether an error means that a workload cannot be read until somebody grants it to the controller
+// or has the API server serve its kind again.
+func Unreadable(err error) bool {
+	return apierrors.IsForbidden(err) || errors.As(err, new(*PermissionError)) || errors.Is(err, ErrNotServed) ||
+		meta.IsNoMatchError(err)
+}
+
 // Kind is a kind of workload whose pods keep their names.
 type Kind struct {
 	GVK schema.GroupVersionKind

@@ -1965,3 +1965,78 @@ func TestAPodWithoutRoomDoesNotKeepAnAddressThatOthersWaitFor(t *testing.T) {
 		t.Errorf("%d are left, and those that waited have %v and %v: %q", left, zero, one, c.notes())
 	}
 }
+
+// web names a second pool as a reserve. No pod has an address of it, so that it is gone at once when it is deleted.
+func TestAReserveThatCannotBeHadKeepsNoPodFromItsOwnAddress(t *testing.T) {
+	hour := hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")
+	for name, breaks := range map[string]func(*testing.T, *api, *stayputv1alpha1.PodIPPool){
+		"it is deleted": func(t *testing.T, a *api, green *stayputv1alpha1.PodIPPool) {
+			must.Do(t, a.WithWatch.Delete(t.Context(), green))
+		},
+		"it is invalid": func(t *testing.T, a *api, green *stayputv1alpha1.PodIPPool) {
+			must.Do(t, a.Get(t.Context(), client.ObjectKeyFromObject(green), green))
+			green.Spec.Subnet = "10.6.0.0"
+			green.Generation++
+			must.Do(t, a.Update(t.Context(), green))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			green := aPool("green", "10.6.169.101-10.6.169.110")
+			a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), green,
+				asking("web-0", "blue,green", hour))
+			c := control(t, a)
+			c.works()
+			pod := bound(t, a, "web-0", "node-1")
+			a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(pod.UID), "node-1")
+			c.works()
+			breaks(t, a, green)
+			must.Do(t, a.WithWatch.Delete(t.Context(), pod))
+			c.looks()
+			c.works()
+			a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
+			c.works()
+			for _, next := range []*corev1.Pod{asking("web-0", "blue,green", hour), asking("web-1", "blue,green", hour)} {
+				next.UID = types.UID("next-" + next.Name)
+				must.Do(t, a.WithWatch.Create(t.Context(), next))
+			}
+			c.looks()
+			c.works()
+			if _, has := a.pod(t, "web-0"); len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.101" {
+				t.Errorf("the successor has %v: %q", has, c.notes())
+			}
+			if _, has := a.pod(t, "web-1"); has != nil { // which families the reserve has is not known
+				t.Errorf("a new pod has %v", has)
+			}
+		})
+	}
+}
+
+// Spiderpool's docs/usage/network-topology.md: one DaemonSet over two zones, each with a pool of its own.
+func TestAPodThatHasANodeGetsAnAddressOfAPoolForThatNode(t *testing.T) {
+	zone := func(zone string) func(*stayputv1alpha1.PodIPPool) {
+		return func(o *stayputv1alpha1.PodIPPool) {
+			o.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelTopologyZone: zone}}
+		}
+	}
+	onNode := func(i int) *corev1.Pod {
+		name := fmt.Sprintf("ds-%d", i)
+		return asking(name, "zone-a,zone-b", hometest.RanOn(fmt.Sprintf("node-%d", i)), starting, made(-time.Minute),
+			func(p *corev1.Pod) { p.UID = types.UID(name) })
+	}
+	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "b"), hometest.Node("node-3", "c"),
+		aPool("zone-a", "10.6.168.101-10.6.168.110", zone("a")), aPool("zone-b", "10.6.169.101-10.6.169.110", zone("b")),
+		onNode(1), onNode(2), onNode(3))
+	c := control(t, a)
+	c.works()
+	for name, pool := range map[string]string{"ds-1": "zone-a", "ds-2": "zone-b"} {
+		if _, has := a.pod(t, name); len(has) != 1 || has[0].Pool != pool {
+			t.Errorf("%s has %v, want an address of %s", name, has, pool)
+		}
+	}
+	if _, has := a.pod(t, "ds-3"); has != nil {
+		t.Errorf("ds-3, for whose node there is no pool, has %v", has)
+	}
+	if notes := strings.Join(c.notes(), " "); !strings.Contains(notes, "not available on node node-3") {
+		t.Errorf("said %q", notes)
+	}
+}

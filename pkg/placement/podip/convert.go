@@ -38,6 +38,9 @@ func poolOf(o *stayputv1alpha1.PodIPPool) pool.Pool {
 	if _, err := nodesOf(o); err != nil && p.Invalid == nil {
 		p.Invalid = err
 	}
+	if selects, err := metav1.LabelSelectorAsSelector(o.Spec.NodeSelector); err == nil && o.Spec.NodeSelector != nil {
+		p.ForNode = func(of map[string]string) bool { return selects.Matches(labels.Set(of)) }
+	}
 	return p
 }
 

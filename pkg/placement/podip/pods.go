@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -203,24 +201,15 @@ func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, kn
 func (c *Claimer) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim, error) {
 	uid, gated := pod.UID, home.Gated(pod)
 	claim := &Claim{c: c, session: s, at: c.now()}
-	c.mu.Lock()
-	plan := s.book.Place(uid, claim.at)
-	c.unlock()
-	outside := ""
+	var node map[string]string
+	var err error
 	if !gated {
-		var err error
-		if outside, err = c.outside(ctx, plan, pod.Spec.NodeName); err != nil || outside != "" {
-			s.unreserve(plan.Writes)
-		}
-		if err != nil {
+		if node, err = c.labelsOf(ctx, pod.Spec.NodeName); err != nil {
 			return nil, err
 		}
 	}
 	c.mu.Lock()
-	if outside != "" {
-		plan = pool.Plan{Reason: outside}
-		s.book.Refuse(uid, outside)
-	}
+	plan := s.book.PlaceOn(uid, node, claim.at)
 	if claim.gated = s.gated[uid]; claim.gated != nil && plan.Reason != "" {
 		claim.gated.waited = true
 	}
@@ -237,6 +226,18 @@ func (c *Claimer) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim
 		claim.Retry = sooner(claim.Retry, min(left, ordinaryWait))
 	}
 	return claim, c.carryOut(ctx, s, plan, claim.at, pod, gate.Placement{})
+}
+
+// labelsOf returns the labels of a node, none if it does not exist.
+func (c *Claimer) labelsOf(ctx context.Context, name string) (map[string]string, error) {
+	node := corev1.Node{}
+	if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &node); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("reading node %s: %w", name, err)
+	}
+	if node.Labels == nil {
+		return map[string]string{}, nil
+	}
+	return node.Labels, nil
 }
 
 // lastOf returns the node on which the first of the addresses that a plan gives was used last.
@@ -294,47 +295,6 @@ func (c *Claimer) sayClamped(pod *corev1.Pod) {
 		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
 			"retention %s exceeds the maximum, %s", asked.Duration(), given.Duration())
 	}
-}
-
-// outside says which pool is not for the node of a pod that could not be kept from it, empty if none is. Addresses that
-// the pod has already are its own.
-func (c *Claimer) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
-	if len(plan.Writes) < 2 {
-		return "", nil
-	}
-	place, ok := plan.Writes[len(plan.Writes)-1].(pool.PlacePod)
-	if !ok {
-		return "", nil
-	}
-	var node corev1.Node
-	if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &node); err != nil {
-		return "", fmt.Errorf("reading node %s: %w", name, err)
-	}
-	c.mu.Lock()
-	defer c.unlock()
-	taken := map[netip.Addr]bool{}
-	for _, w := range plan.Writes {
-		switch w := w.(type) {
-		case pool.CreateIP:
-			taken[w.PodIP.Addr] = true
-		case pool.UpdateIP:
-			taken[w.PodIP.Addr] = w.PodIP.AdoptedOn == ""
-		}
-	}
-	for _, a := range place.Addresses {
-		o := c.pools[a.Pool]
-		if o == nil || o.Spec.NodeSelector == nil || !taken[a.Prefix.Addr()] {
-			continue
-		}
-		selects, err := metav1.LabelSelectorAsSelector(o.Spec.NodeSelector)
-		if err != nil {
-			return "", err
-		}
-		if !selects.Matches(labels.Set(node.Labels)) {
-			return fmt.Sprintf("pool %s is not available on node %s, where the pod runs", a.Pool, name), nil
-		}
-	}
-	return "", nil
 }
 
 // findDeployment has the addresses of a pod belong to the Deployment of its ReplicaSet, which outlives that.

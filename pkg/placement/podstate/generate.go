@@ -35,7 +35,7 @@ const (
 	reasonNotGenerated    = "PersistentPodStateExists"
 )
 
-// generatedWeight is the weight of each preferred key, as in OpenKruise.
+// generatedWeight is the weight of the one term that has all preferred keys, as in OpenKruise.
 const generatedWeight = 100
 
 // generated reports whether the controller made an object. Removing the label takes it over.
@@ -124,11 +124,11 @@ func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 	if spec.RequiredPersistentTopology != nil {
 		is.required = spec.RequiredPersistentTopology.Labels()
 	}
-	for _, t := range spec.PreferredPersistentTopology {
-		if t.Weight != generatedWeight || len(t.Preference.Labels()) != 1 {
+	for i, t := range spec.PreferredPersistentTopology {
+		if i > 0 || t.Weight != generatedWeight {
 			return false
 		}
-		is.preferred = append(is.preferred, t.Preference.Labels()[0])
+		is.preferred = t.Preference.Labels()
 	}
 	for _, a := range spec.PersistentPodAnnotations {
 		is.annotations = append(is.annotations, a.Key)
@@ -144,9 +144,9 @@ func (w wish) spec(of *home.Workload) *kruiseac.PersistentPodStateSpecApplyConfi
 	if len(w.required) > 0 {
 		spec.WithRequiredPersistentTopology(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(w.required...))
 	}
-	for _, key := range w.preferred {
+	if len(w.preferred) > 0 {
 		spec.WithPreferredPersistentTopology(kruiseac.PreferredTopologyTerm().WithWeight(generatedWeight).
-			WithPreference(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(key)))
+			WithPreference(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(w.preferred...)))
 	}
 	for _, key := range w.annotations {
 		spec.WithPersistentPodAnnotations(kruiseac.PersistentPodAnnotation().WithKey(key))
@@ -160,6 +160,18 @@ type plan struct {
 	delete *kruisev1alpha1.PersistentPodState
 	// problem is reported on the workload.
 	problem finding
+}
+
+// besideKruise returns what of a plan is left to do while OpenKruise runs, which generates objects from its own
+// annotations and serves those of stayput.io/home, which it does not know.
+func (p plan) besideKruise() (left plan) {
+	if p.apply != nil && p.apply.by == stayputv1alpha1.GeneratedByHome {
+		left.apply = p.apply
+	}
+	if p.delete != nil && p.delete.Labels[stayputv1alpha1.LabelGenerated] == stayputv1alpha1.GeneratedByHome {
+		left.delete = p.delete
+	}
+	return left
 }
 
 // planFor decides about the generated object of a workload that exists. named is the object with the workload's name,
@@ -267,11 +279,9 @@ var podGone = predicate.TypedFuncs[*cluster.Pod]{
 
 // Reconcile brings the generated object of one workload up to date.
 func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
-	switch runs, err := g.kruise.runs(); {
-	case err != nil:
+	runs, err := g.kruise.runs()
+	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
-	case runs:
-		return reconcile.Result{}, nil
 	}
 	all, err := statesOf(ctx, g.client, ref)
 	if err != nil {
@@ -285,13 +295,16 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 	case err != nil:
 		return reconcile.Result{}, err
 	case w == nil:
-		return g.end(ctx, ref, all)
+		return g.end(ctx, ref, all, runs)
 	}
 	named, err := g.named(ctx, g.client, ref)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	p := planFor(w, named, all)
+	if runs {
+		p = p.besideKruise()
+	}
 	g.tell(w, p.problem)
 	switch {
 	case p.delete != nil:
@@ -316,10 +329,10 @@ func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref
 }
 
 // end deletes the generated object of a workload that is gone with all its pods.
-func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (
-	reconcile.Result, error) {
+func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState,
+	kruise bool) (reconcile.Result, error) {
 	i := slices.IndexFunc(all, generated)
-	if i < 0 {
+	if i < 0 || kruise && (plan{delete: all[i]}).besideKruise().delete == nil {
 		return reconcile.Result{}, nil
 	}
 	if _, err := g.workloads.Get(ctx, ref); !errors.Is(err, cluster.ErrGone) {

@@ -151,3 +151,40 @@ func TestWhatTheUserAddsToAGeneratedSpecIsLeftAlone(t *testing.T) {
 		t.Error("another weight does not count as a difference")
 	}
 }
+
+func TestBesideOpenKruiseOnlyWhatItDoesNotKnowIsGenerated(t *testing.T) {
+	by := func(label string) *kruisev1alpha1.PersistentPodState {
+		s := object("web", 0)
+		s.Labels = map[string]string{stayputv1alpha1.LabelGenerated: label}
+		return &s
+	}
+	home, workload := stayputv1alpha1.GeneratedByHome, stayputv1alpha1.GeneratedByWorkload
+	for name, c := range map[string]struct {
+		plan, left plan
+	}{
+		"a home":           {plan{apply: &wish{by: home}}, plan{apply: &wish{by: home}}},
+		"a home taken off": {plan{delete: by(home)}, plan{delete: by(home)}},
+		"its annotations":  {plan{apply: &wish{by: workload}}, plan{}},
+		"these taken off":  {plan{delete: by(workload)}, plan{}},
+		"a problem":        {plan{problem: finding{reason: reasonTopologyMissing}}, plan{}},
+	} {
+		if left := c.plan.besideKruise(); !reflect.DeepEqual(left, c.left) {
+			t.Errorf("%s: %+v, want %+v", name, left, c.left)
+		}
+	}
+}
+
+func TestPreferredKeysAreOneTermAsOpenKruiseWritesIt(t *testing.T) {
+	w := wish{preferred: []string{hostname, zone}}
+	terms := w.spec(web(1)).PreferredPersistentTopology
+	if len(terms) != 1 || *terms[0].Weight != 100 ||
+		!reflect.DeepEqual(terms[0].Preference.NodeTopologyKeys, w.preferred) {
+		t.Errorf("%+v", terms)
+	}
+	is := kruisev1alpha1.PersistentPodStateSpec{PreferredPersistentTopology: []kruisev1alpha1.PreferredTopologyTerm{
+		{Weight: 100, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: w.preferred}},
+	}}
+	if !w.in(&is) {
+		t.Error("what OpenKruise wrote counts as a difference")
+	}
+}

@@ -44,6 +44,9 @@ type SpiderIPPool struct {
 }
 
 // SpiderIPPoolSpec says which addresses there are, and for whom.
+//
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || self.gateway == ” || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.ips) || self.ips.all(a, a.contains('/') ? !isCIDR(a) || cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, !isIP(p) || cidr(self.subnet).containsIP(p)))",message="ips: expected addresses in subnet"
 type SpiderIPPoolSpec struct {
 	// ipVersion is the family of subnet.
 	// +optional
@@ -51,20 +54,29 @@ type SpiderIPPoolSpec struct {
 	IPVersion *int64 `json:"ipVersion,omitempty"`
 
 	// subnet of the pods' link, a CIDR.
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).masked() == cidr(self)",message="expected a CIDR without host bits, such as 10.6.0.0/16"
 	Subnet string `json:"subnet"`
 
 	// ips are addresses and ranges of addresses; without any, the pool gives none.
 	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=79
+	// +kubebuilder:validation:items:XValidation:rule="self.contains('/') ? isCIDR(self) : self.split('-').size() <= 2 && self.split('-').all(p, isIP(p))",message="expected an address, a range such as 10.6.168.101-10.6.168.110, or a CIDR"
 	// +listType=atomic
 	IPs []string `json:"ips,omitempty"`
 
 	// excludeIPs are addresses and ranges that are not given, though they are in ips.
 	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=79
+	// +kubebuilder:validation:items:XValidation:rule="self.contains('/') ? isCIDR(self) : self.split('-').size() <= 2 && self.split('-').all(p, isIP(p))",message="expected an address, a range such as 10.6.168.101-10.6.168.110, or a CIDR"
 	// +listType=atomic
 	ExcludeIPs []string `json:"excludeIPs,omitempty"`
 
 	// gateway of the pods' default route.
 	// +optional
+	// +kubebuilder:validation:MaxLength=39
 	Gateway *string `json:"gateway,omitempty"`
 
 	// routes that pods get.

@@ -2,8 +2,7 @@
 // and the annotations, labels and the scheduling gate that people and programs put on other objects.
 //
 // +kubebuilder:object:generate=true
-// +kubebuilder:ac:generate=true
 // +groupName=stayput.io
 package v1alpha1
 
-//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/chart/files/crds output:applyconfiguration:dir=.
+//go:generate go tool controller-gen object crd:maxDescLen=500 paths=. output:crd:dir=../../../../deploy/chart/files/crds
