@@ -67,9 +67,9 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 		return nil, err
 	}
 	g.workloads = workloadsOf(ctx, k, g.kept)
-	g.unread.workload = g.doubt("its workload", g.findWorkload(ctx))
-	g.unread.namespace = g.doubt("the pools of its namespace", g.findPools(ctx))
-	g.unread.record = g.doubt("PersistentPodStates", g.findRecord(ctx))
+	g.miss(&g.unread.workload, "its workload", g.findWorkload(ctx))
+	g.miss(&g.unread.namespace, "the pools of its namespace", g.findPools(ctx))
+	g.miss(&g.unread.record, "PersistentPodStates", g.findRecord(ctx))
 	if g.pod == nil && len(g.kept) == 0 && g.state == nil {
 		return nil, g.missing()
 	}
@@ -82,17 +82,22 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 		g.lease = &lease
 	}
 	g.doubt("whether a controller is the leader", err)
-	g.unread.events = g.doubt("Events", g.findEvents(ctx))
+	g.miss(&g.unread.events, "Events", g.findEvents(ctx))
 	g.askNodes(ctx)
 	return g.facts, nil
 }
 
-// doubt notes what could not be read, if there is an error, which it returns.
-func (g *gathering) doubt(what string, err error) error {
+// doubt notes what could not be read, if there is an error.
+func (g *gathering) doubt(what string, err error) {
 	if err != nil {
 		g.unknown = append(g.unknown, what+": "+err.Error())
 	}
-	return err
+}
+
+// miss is doubt about what would change what a story says: it keeps the cause.
+func (g *gathering) miss(cause *error, what string, err error) {
+	*cause = err
+	g.doubt(what, err)
 }
 
 // missing says that there is nothing to tell of the pod, as far as that is known.
@@ -130,7 +135,7 @@ func (g *gathering) findPod(ctx context.Context) error {
 			g.kept = append(g.kept, k)
 		}
 	}
-	g.unread.podIPs = g.doubt("addresses of pools", unseen)
+	g.miss(&g.unread.podIPs, "addresses of pools", unseen)
 	return nil
 }
 

@@ -150,8 +150,8 @@ var refusals = func() (all []mistake) {
 		}
 	}
 	values("stayput.io/retain-ip", "a duration above 0 in h, m and s of at most 2562047h, such as 10m, or 168h for 7 "+
-		"days; or while-owned", "10", "10 m", "ten", "-5m", "0", "0s", "1y", "1d", "7d", "while_owned", "While-Owned", "", "24H",
-		"99999999h", "10m ")
+		"days; or while-owned", "10", "10 m", "ten", "-5m", "0", "0s", "1y", "1d", "7d", "while_owned", "While-Owned", "",
+		"24H", "99999999h", "10m ")
 	values("io.kubernetes.cri/reserved-ip-duration", "a positive whole number of minutes such as 10", "10m", "1.5", "-1",
 		"0", "99999999999", "ten")
 	values("stayput.io/home-wait", "a duration above 0 in h, m and s such as 60s or 10m, or retention", "0", "forever",

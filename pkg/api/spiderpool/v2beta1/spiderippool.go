@@ -45,7 +45,7 @@ type SpiderIPPool struct {
 
 // SpiderIPPoolSpec says which addresses there are, and for whom.
 //
-// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || self.gateway == ” || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.gateway) || size(self.gateway) == 0 || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
 // +kubebuilder:validation:XValidation:rule="!isCIDR(self.subnet) || !has(self.ips) || self.ips.all(a, a.contains('/') ? !isCIDR(a) || cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, !isIP(p) || cidr(self.subnet).containsIP(p)))",message="ips: expected addresses in subnet"
 type SpiderIPPoolSpec struct {
 	// ipVersion is the family of subnet.
