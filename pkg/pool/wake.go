@@ -93,9 +93,6 @@ func (w *waiting) noteWait(uid UID, plan Plan) {
 	}
 }
 
-// Refuse notes that a pod waits though Place had addresses for it, for a reason that only the caller knows.
-func (w *waiting) Refuse(uid UID, why string) { w.noteWait(uid, Plan{Reason: why}) }
-
 // noteSilence notes whether an address waits for what nodes say.
 func (w *waiting) noteSilence(a netip.Addr, plan Plan, now time.Time) {
 	old := w.silent[a]

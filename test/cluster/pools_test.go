@@ -311,7 +311,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 			}
 		}
 	}
-	says("get", works(t, c, ns, "get"), addr, node, "Bound", "of pool blue, 1h0m0s after the pod stops")
+	says("get", works(t, c, ns, "get"), addr, node, "Bound", "of pool blue, 1h after the pod stops")
 	says("get by name", works(t, c, ns, "get", "pip/"+addr, "-o", "name"), "podip.stayput.io/"+addr)
 	says("why", works(t, c, ns, "why", "web-0"), "stayput.io/pools: blue",
 		addr+" of pool blue is assigned to it on any node", "PodIP "+addr+": Bound", "Node: any node that its pools select",
