@@ -354,6 +354,9 @@ func TestTheVersionOfPodsIsReadWhileSomeEnd(t *testing.T) {
 			ResourceVersion: "999", Annotations: map[string]string{stayputv1alpha1.AnnotationAddresses: "[" +
 				`{"interface":"eth0","pool":"blue","mode":"Calico","address":"10.244.240.1/24"}]`}},
 			Spec: corev1.PodSpec{NodeName: "node-1"}}
+		c.session.setIP(&stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.244.240.1", UID: "ip"},
+			Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeCalico, Namespace: "default",
+				PodName: "web-0", PodUID: "web-0", Interface: "eth0"}})
 		c.session.setPod(cluster.PodOf(pod), false)
 		expect("a pod runs", time.Minute, 0)
 		pod.DeletionTimestamp, pod.ResourceVersion = &now, "1000"

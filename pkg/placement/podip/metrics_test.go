@@ -79,7 +79,7 @@ func TestPoolsAreCounted(t *testing.T) {
 	c.works()
 	c.exports(map[string]float64{"addresses blue": 2, "used_addresses blue": 2, "free_addresses blue": 0,
 		"waiting_pods blue": 1, "gate_duration_seconds false": 2, "gate_duration_seconds true": 0, "held_addresses false": 0,
-		"held_addresses true": 0, "quarantined_addresses": 0, "recalling": 0, "unanswered_nodes": 0})
+		"held_addresses true": 0, "conflicting_addresses": 0, "recalling": 0, "unanswered_nodes": 0})
 	web0, _ := a.pod(t, "web-0")
 	if err := a.Delete(t.Context(), web0); err != nil { // it never had a node
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestAddressesThatWaitForAProofAreCounted(t *testing.T) {
 	c.works()
 	a.now = a.now.Add(time.Second)
 	c.exports(map[string]float64{"held_addresses false": 0, "held_addresses true": 1,
-		"oldest_held_address_age_seconds true": 6, "unanswered_nodes": 1})
+		"oldest_held_address_age_seconds true": 6})
 
 	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
 	c.works()

@@ -19,6 +19,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/test/must"
 )
 
 const ippool = "ipam.spidernet.io/ippool"
@@ -320,11 +321,11 @@ func TestWhatComesLaterFindsWhatWasThere(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.105-10.6.168.106"), theirPool("blue"), old)
 	c := control(t, a)
 	c.works()
-	if err := c.feeds[1].Add(&stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.168.105", UID: "ip"},
+	adopted := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.168.105", UID: "ip"},
 		Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, Namespace: "default", PodName: "web-0",
-			PodUID: string(old.UID), Interface: "eth0", AdoptedOn: "node-1"}}); err != nil {
-		t.Fatal(err)
-	}
+			PodUID: string(old.UID), Interface: "eth0", AdoptedOn: "node-1"}}
+	must.Do(t, a.WithWatch.Create(t.Context(), adopted))
+	must.Do(t, c.feeds[1].Add(adopted))
 	for len(c.line.now) > 0 {
 		if err := c.step(); err != nil {
 			t.Fatal(err)
