@@ -22,7 +22,6 @@ const (
 	ReasonOwnerUnreadable   = "OwnerUnreadable"   // whether a workload still wants an address
 	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too
 	ReasonAddressWait       = "WaitingForAddress" // of a pool
-	ReasonAddressConflict   = "AddressConflict"   // another machine has the address of a pod
 	ReasonAddressHeld       = "AddressHeld"       // a PodIP that needs an operator
 	ReasonPoolNotServed     = "PoolNotServed"     // a SpiderIPPool, or a field of it
 )

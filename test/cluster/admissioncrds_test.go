@@ -124,10 +124,10 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a PodIP changes its pool", "spec.pool is immutable", merge(podIPKind, "10.6.168.101", `{spec: {pool: green}}`)},
 		{"a PodIP with a retention that is no duration", "spec.retention",
 			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIP, metadata: {name: 10.6.168.109}, spec: {pool: blue, mode: L2, namespace: guarded, podName: web-9, podUID: u, interface: eth0, retention: forever}}`)},
-		{"a PodIPReport with a round that clients cannot read", "spec.round",
-			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: node-9}, spec: {round: "2026-01-01T00:00:00Z"}}`)},
+		{"a PodIPReport with an epoch that clients cannot read", "spec.epoch",
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPReport, metadata: {name: node-9}, spec: {epoch: "2026-01-01T00:00:00Z"}}`)},
 		{"a second PodIPAudit", "metadata.name: expected cluster",
-			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPAudit, metadata: {name: other}, spec: {round: "2026-01-01T00:00:00.000001Z", phase: Settled, mark: "2026-01-01T00:00:00.000000Z"}}`)},
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPAudit, metadata: {name: other}, spec: {epoch: "2026-01-01T00:00:00.000001Z", phase: Settled, mark: "2026-01-01T00:00:00.000000Z"}}`)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := c.do(testContext(t), g, g.admin)
@@ -279,7 +279,7 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 		"persistentpodstates.spec.preferredPersistentTopology.weight",
 		"persistentpodstates.spec.persistentPodAnnotations.key",
 		"persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
-		"podippools.spec.addresses", "podippools.status.addresses.free", "podips.spec.quarantine.reason",
+		"podippools.spec.addresses", "podippools.status.addresses.free", "podips.spec.adoptedOn",
 		"podips.status.phase", "podips.status.podCIDR", "podipaudits.spec.mark", "podipreports.spec.held.address",
 	} {
 		text := kubectl(t, g.c, "explain", field)

@@ -87,7 +87,7 @@ func TestCalicoIPAMImportsTheAddressesOfRunningPods(t *testing.T) {
 	untouched(t, c, was)
 	for _, pod := range was {
 		heldOn(t, c, pod)
-		if ip := podIPs(t, c)[pod.Status.PodIP]; !ip.Spec.Adopted || !reserved(pod.Status.PodIP) {
+		if ip := podIPs(t, c)[pod.Status.PodIP]; ip.Spec.AdoptedOn != pod.Spec.NodeName || !reserved(pod.Status.PodIP) {
 			t.Errorf("%s: %+v", pod.Name, ip)
 		}
 	}
@@ -152,7 +152,7 @@ func TestCalicoIPAMImportsTheAddressesOfRunningPods(t *testing.T) {
 	keptAddresses(t, was, rolled)
 	for _, pod := range rolled {
 		heldOn(t, c, pod)
-		if ip := podIPs(t, c)[pod.Status.PodIP]; ip.Spec.Adopted {
+		if ip := podIPs(t, c)[pod.Status.PodIP]; ip.Spec.AdoptedOn != "" {
 			t.Errorf("%s: %+v", pod.Name, ip)
 		}
 	}

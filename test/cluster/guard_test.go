@@ -337,17 +337,17 @@ spec: {pool: far, mode: Routed, namespace: guarded, podName: far-2, podUID: away
 apiVersion: stayput.io/v1alpha1
 kind: PodIPAudit
 metadata: {name: cluster}
-spec: {round: "2026-01-01T00:00:00.000001Z", phase: Settled, mark: "2026-01-01T00:00:00.000000Z"}
+spec: {epoch: "2026-01-01T00:00:00.000001Z", phase: Settled, mark: "2026-01-01T00:00:00.000000Z"}
 ---
 apiVersion: stayput.io/v1alpha1
 kind: PodIPReport
 metadata: {name: node-1}
-spec: {round: "2026-01-01T00:00:00.000001Z"}
+spec: {epoch: "2026-01-01T00:00:00.000001Z"}
 ---
 apiVersion: stayput.io/v1alpha1
 kind: PodIPReport
 metadata: {name: node-2}
-spec: {round: "2026-01-01T00:00:00.000001Z"}
+spec: {epoch: "2026-01-01T00:00:00.000001Z"}
 ---
 apiVersion: stayput.io/v1alpha1
 kind: RetainedIP

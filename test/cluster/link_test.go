@@ -4,14 +4,12 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -30,23 +28,31 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 	foreign := machine(t, c, taken...)
 	mac := macOf(t, foreign)
 
-	// 1. A new address: both pods start, with others.
+	// 1. New addresses: neither pod starts, and people are told. They take them out of the pool and make the pods again.
 	apply(t, c, ns, pool)
 	deploy(t, c, ns, lab.Workload{Name: "web", Replicas: 2, Annotations: pools("blue"), Unprobed: true})
-	var first, conflict string
-	until(t, "the quarantine", func(context.Context) bool {
+	conflicts := map[string]string{} // the address of a pod
+	until(t, "both conflicts", func(context.Context) bool {
 		for name, ip := range podIPs(t, c) {
-			if q := ip.Spec.Quarantine; q != nil && strings.Contains(q.Reason, mac) {
-				first, conflict = ip.Spec.PodName, name
+			if ip.Status.Conflict == mac {
+				conflicts[ip.Spec.PodName] = name
 			}
 		}
-		return first != ""
+		return len(conflicts) == 2
 	})
-	if !slices.Contains(taken, conflict) {
-		t.Errorf("%s is quarantined", conflict)
+	const first = "web-0"
+	for name, conflict := range conflicts {
+		if !slices.Contains(taken, conflict) {
+			t.Errorf("%s of %s is said to be another machine's", conflict, name)
+		}
+		saysOf(t, c, ns, "Pod", name, "IPConflict", conflict, mac)
 	}
-	saysOf(t, c, ns, "Pod", first, "AddressConflict", conflict, mac)
-	saysOf(t, c, ns, "Pod", first, "IPConflict", conflict, mac)
+	kubectl(t, c, "patch", "podippool", "blue", "--type=merge", "-p",
+		`{"spec": {"excludedAddresses": ["10.6.168.101-10.6.168.104"]}}`)
+	for _, conflict := range conflicts {
+		kubectl(t, c, "delete", "podip", conflict, "--wait=false")
+	}
+	deletePods(t, c, ns, "web")
 	var pods map[string]*corev1.Pod
 	until(t, "both pods to be Ready with other addresses", func(ctx context.Context) bool {
 		pods = map[string]*corev1.Pod{}
@@ -82,8 +88,7 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 		return podIPs(t, c)[was.Status.PodIP].Status.Conflict == mac
 	})
 	waits := getPod(t, c, ns, first)
-	if ip := podIPs(t, c)[was.Status.PodIP]; ip.Spec.Quarantine != nil || ip.Status.Phase != v1alpha1.PodIPAllocated ||
-		ip.Spec.PodUID != string(waits.UID) {
+	if ip := podIPs(t, c)[was.Status.PodIP]; ip.Spec.PodUID != string(waits.UID) || ip.Status.NodeName != waits.Spec.NodeName {
 		t.Errorf("%+v", ip)
 	}
 	must.Do(t, foreign.SetAddrs())

@@ -233,7 +233,7 @@ func TestManyPodsAtOnceGetAddressesOfPools(t *testing.T) {
 		// The others' addresses are freed once their sandboxes are gone, though only the nodes knew of them.
 		until(t, "the others' addresses to be free", func(context.Context) bool { return len(podIPs(t, c)) == run })
 		for name, ip := range podIPs(t, c) {
-			if pod := after[ip.Spec.PodName]; ip.Spec.Quarantine != nil || pod == nil || pod.Status.PodIP != name {
+			if pod := after[ip.Spec.PodName]; ip.Status.Conflict != "" || pod == nil || pod.Status.PodIP != name {
 				t.Errorf("PodIP %s: %+v", name, ip.Spec)
 			}
 		}

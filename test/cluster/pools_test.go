@@ -203,7 +203,7 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 	pods = places(t, c, ns, "web", 2, nil)
 	holdTheirAddresses(t, c, pods)
 	for name, ip := range podIPs(t, c) {
-		if ip.Spec.Quarantine != nil || ip.Spec.PodName != "web-0" && ip.Spec.PodName != "web-1" {
+		if ip.Status.Conflict != "" || ip.Spec.PodName != "web-0" && ip.Spec.PodName != "web-1" {
 			t.Errorf("PodIP %s: %+v", name, ip.Spec)
 		}
 	}

@@ -113,7 +113,7 @@ status:
 	}
 	works(t, c, ns, "import", "spiderpool", "--pools", "--yes")
 	for name, pod := range pods {
-		if ip := podIPs(t, c)[pod.Status.PodIP]; !ip.Spec.Adopted || ip.Spec.PodUID != string(pod.UID) {
+		if ip := podIPs(t, c)[pod.Status.PodIP]; ip.Spec.AdoptedOn != pod.Spec.NodeName || ip.Spec.PodUID != string(pod.UID) {
 			t.Errorf("the PodIP of %s is %+v", name, ip.Spec)
 		}
 	}
@@ -139,7 +139,7 @@ status:
 	keptAddresses(t, pods, after)
 	holdTheirAddresses(t, c, after)
 	for name, ip := range podIPs(t, c) {
-		if ip.Spec.Adopted {
+		if ip.Spec.AdoptedOn != "" {
 			t.Errorf("PodIP %s is still adopted: %+v", name, ip.Spec)
 		}
 	}
