@@ -273,6 +273,11 @@ func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
 	}
 	old.Ending = true
 	b.SetPod(old)
+	named, ok := b.Review(old.ReportedIP, noon, nil).Writes[0].(StatusIP)
+	if !ok || !Names(&named.PodIP, old.UID, "n1") {
+		t.Errorf("its node is not named: %+v", named)
+	}
+	b.SetPodIP(named.PodIP)
 	if plan := b.Review(old.ReportedIP, noon, nil); plan.Writes != nil ||
 		!strings.Contains(plan.Reason, "n1 has not reported") {
 		t.Errorf("its address goes while it ends: %+v", plan)
@@ -969,7 +974,7 @@ func TestAnAgentGrantsNothingWhileTheAuditMayBeFromABackup(t *testing.T) {
 		{"an epoch is open", func(r *Audit) { r.Recalling = true }, good, 5, Doubted},
 		{"the node has not reported", func(*Audit) {}, good, 4, Unasked},
 		{"the mark is old", func(r *Audit) { r.Mark = noon.Add(-MarkLost - 1) }, Audit{}, 5, Doubted},
-		{"it was marked more often before", func(*Audit) {}, Audit{Marks: 10, Term: 6, Mark: good.Mark}, 5, Doubted},
+		{"it was marked more often before", func(*Audit) {}, Audit{Marks: 10, Epoch: 5, Term: 6, Mark: good.Mark}, 5, Doubted},
 	} {
 		r := good
 		c.change(&r)

@@ -437,7 +437,7 @@ func (w *world) tend(n *node, uid UID, has []Address, pod Pod, exists, found boo
 		if ip.PodCIDR = locals[i].PodCIDR; action.Report == Retained {
 			ip.PodCIDR, n.ended[uid] = netip.Prefix{}, true
 		}
-		if w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name}) != nil && !broken(writesCome) {
+		if w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name}) != nil {
 			return
 		}
 	}

@@ -317,18 +317,16 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 }
 
 // The model test can fail: without any one of the rules on which safety rests, it does. It is tried from the seed on
-// that once did. What no history ever showed, or none of many does any more, has a test of its own: that other nodes
-// are listed past the caches, TestWhatNoVersionCoversIsReadPastTheCaches; that a report bars what was asked for,
-// TestAReportBarsWhatWasAskedForAndIsNotHere; that a mark of the future counts as lost,
-// TestARestoreIsNoticedThoughAClockWasWrong; that an agent speaks of no other node's pods, which a controller that
-// knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
-// before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; that an address which another pod was
-// told is not taken over, TestAnAddressThatAnotherPodWasToldIsNotTakenOver; that the newest mark counts,
-// TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
+// that once did. What no history ever showed, or none of many does any more, has a test of its own: the order of an
+// agent's steps, TestTheSearchFindsEachBrokenRule; that other nodes are listed past the caches,
+// TestWhatNoVersionCoversIsReadPastTheCaches; that a mark of the future counts as lost,
+// TestARestoreIsNoticedThoughAClockWasWrong; that an agent takes a deleted pod down while it believes its node to be off,
+// and one of another program once its address is another pod's, TestAnAgentDoesWhatThePodIPSays; that a pod is told of
+// nothing that was claimed before a restore, TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
 // TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; when a pod ended whose
 // end is heard of late, TestAPodsEndIsDatedByTheVersionOfItsDeletion; what a later pod may have,
-// TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; that an ADD of a pod which exists may be about to end,
-// or has by now, TestNothingIsFreedThatAnADDIsAboutToNote; the other rules without a seed,
+// TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; that an ADD of a pod which exists may be about to end, or has
+// by now, TestNothingIsFreedThatAnADDIsAboutToNote; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {
@@ -370,9 +368,8 @@ var ruleNames = map[rule]struct {
 	restoresAreNoticed:   {"restoresAreNoticed", 14, nothingMore},
 	futureIsLost:         {"futureIsLost", 0, wrongClocks},
 	restoresWaitForAll:   {"restoresWaitForAll", 209, nothingMore},
-	placedSinceMark:      {"placedSinceMark", 795, nothingMore},
+	placedSinceMark:      {"placedSinceMark", 0, nothingMore},
 	versionsMatter:       {"versionsMatter", 128, nothingMore},
-	createsAreClaims:     {"createsAreClaims", 47, nothingMore},
 	releaseWaitsForFence: {"releaseWaitsForFence", 8697, nothingMore},
 	finalizerHolds:       {"finalizerHolds", 2152, nothingMore},
 	annotationsDecide:    {"annotationsDecide", 405, nothingMore},
@@ -381,11 +378,9 @@ var ruleNames = map[rule]struct {
 	recallsEnd:           {"recallsEnd", 3, lyingAgent},
 	grantsCount:          {"grantsCount", 1, nothingMore},
 	endedOnce:            {"endedOnce", 0, hastyRestores},
-	shutIsHeeded:         {"shutIsHeeded", 1, nothingMore},
-	writesCome:           {"writesCome", 1, nothingMore},
 	strangersGoDown:      {"strangersGoDown", 3915, nothingMore},
 	offGoesDown:          {"offGoesDown", 0, nothingMore},
-	foundCounts:          {"foundCounts", 502877, adoptedPods},
+	foundCounts:          {"foundCounts", 0, adoptedPods},
 	unusedIsFreed:        {"unusedIsFreed", 1, nothingMore},
 	surplusIsFreed:       {"surplusIsFreed", 199, nothingMore},
 	adoptedIsOwn:         {"adoptedIsOwn", 0, nothingMore},

@@ -33,7 +33,6 @@ const (
 	restoresWaitForAll               // also those that do not answer
 	placedSinceMark                  // a pod is ungated only if nothing was forgotten
 	versionsMatter                   // a write is bound to what it was decided on
-	createsAreClaims                 // a PodIP is never overwritten
 	releaseWaitsForFence             // an address that was released may be in use
 	finalizerHolds                   // one that was deleted, too
 	annotationsDecide                // an address that a pod has not been told of is surplus
@@ -42,8 +41,6 @@ const (
 	recallsEnd                       // nor ends its word a pod, but for one from before all nodes were asked
 	grantsCount                      // kubelet may start what the cluster has forgotten
 	endedOnce                        // an agent: what it has ended it never grants again
-	shutIsHeeded                     // an agent: while an epoch is open nothing is granted
-	writesCome                       // an agent: nothing is granted before the node is named
 	strangersGoDown                  // a pod that the cluster has given up must not answer
 	offGoesDown                      // nor one that it has deleted on a node that it believes to be off
 	foundCounts                      // an agent: nor one that another program has started, of which it never heard
@@ -136,9 +133,6 @@ var broke = []struct{ file, is, becomes string }{
 	{"node.go", `l.deleted() && l.Off:
 `, `l.deleted() && l.Off && !broken(offGoesDown):
 `},
-	{"node.go", `	case r == nil, r.Recalling,`, `	case broken(shutIsHeeded):
-		return Sure
-	case r == nil, r.Recalling,`},
 	{"wake.go", `	for pool := range w.lines.stirred {
 `, `	for pool := range w.lines.stirred {
 		if broken(roomWakes) {

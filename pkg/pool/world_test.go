@@ -359,7 +359,7 @@ func (w *world) applied(wr Write) error {
 	}
 	switch wr := wr.(type) {
 	case CreateIP:
-		if _, exists := w.ips.objs[wr.PodIP.Addr.String()]; exists && !broken(createsAreClaims) {
+		if _, exists := w.ips.objs[wr.PodIP.Addr.String()]; exists {
 			return errConflict
 		}
 		p := wr.PodIP
