@@ -254,6 +254,8 @@ func (a *adoption) judge(item *adopted, text string, e *spiderEndpoint) {
 	switch {
 	case pod == nil || string(pod.UID) != e.Status.Current.UID:
 		end(inspection.ActionNone, "the pod does not exist: no pod has the address")
+	case pod.Spec.NodeName == "":
+		end(inspection.ActionNone, "the pod has no node yet: no pod has the address")
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		end(inspection.ActionNone, "the pod has terminated: no pod has the address")
 	case p != nil && p.Spec.PodUID == string(pod.UID):
@@ -289,7 +291,8 @@ func podIPOf(pod *corev1.Pod, item *adopted, mode stayputv1alpha1.PodIPPoolMode)
 			Finalizers: []string{stayputv1alpha1.FinalizerInUse}},
 		Spec: stayputv1alpha1.PodIPSpec{
 			Pool: item.Pool, Mode: mode, Namespace: pod.Namespace, PodName: pod.Name, PodUID: string(pod.UID),
-			Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Interface: item.Interface, Adopted: true,
+			Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Interface: item.Interface,
+			AdoptedOn: pod.Spec.NodeName,
 		},
 	}
 	owner := metav1.GetControllerOf(pod)

@@ -52,7 +52,7 @@ func theirPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name),
 		Annotations:     map[string]string{annotationIPPool: `{"ipv4":["test-ippool"]}`},
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "set", Controller: &yes}},
-	}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	}, Spec: corev1.PodSpec{NodeName: "node-1"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 	for _, c := range change {
 		c(p)
 	}
@@ -103,13 +103,16 @@ func TestSpiderpoolsAddressesAreTakenOverIntoPools(t *testing.T) {
 		theirPool("other", func(o *spiderpoolv2beta1.SpiderIPPool) { o.Spec.IPs = []string{"10.6.169.1"} }),
 		theirPod("web-0"), theirPod("job-x", func(p *corev1.Pod) { p.Annotations, p.OwnerReferences = nil, nil }),
 		theirPod("over-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+		theirPod("new-0", func(p *corev1.Pod) { p.Spec.NodeName = "" }),
 		endpoint("web-0", "uid-web-0", "eth0 10.6.168.101/16 test-ippool", "net1 10.6.169.1/16 other"),
 		endpoint("web-1", "uid-web-1", "eth0 10.6.168.102/16 test-ippool"),
 		endpoint("over-0", "uid-over-0", "eth0 10.6.168.103/16 test-ippool"),
+		endpoint("new-0", "uid-new-0", "eth0 10.6.168.105/16 test-ippool"),
 		endpoint("job-x", "uid-job-x", "eth0 10.6.168.104/16 test-ippool"))
 	const unasked = "the pod does not request this pool"
 	imported(t, k, false, false, "pool other: Create false", "pool test-ippool: Create false",
 		"job-x [10.6.168.104] of test-ippool: Adopt false "+unasked,
+		"new-0 [10.6.168.105] of test-ippool: None false the pod has no node yet",
 		"over-0 [10.6.168.103] of test-ippool: None false the pod has terminated",
 		"web-0 [10.6.168.101] of test-ippool: Adopt false", "web-0 [10.6.169.1] of other: Adopt false "+unasked,
 		"web-1 [10.6.168.102] of test-ippool: None false the pod does not exist")
@@ -117,11 +120,12 @@ func TestSpiderpoolsAddressesAreTakenOverIntoPools(t *testing.T) {
 		t.Errorf("a plan has made %v", is)
 	}
 	imported(t, k, true, false, "pool other: Create true", "pool test-ippool: Create true",
-		"job-x [10.6.168.104] of test-ippool: Adopt true", "over-0", "web-0 [10.6.168.101] of test-ippool: Adopt true",
+		"job-x [10.6.168.104] of test-ippool: Adopt true", "new-0", "over-0",
+		"web-0 [10.6.168.101] of test-ippool: Adopt true",
 		"web-0 [10.6.169.1] of other: Adopt true", "web-1")
 	ips := adoptedIPs(t, k)
 	web, job := ips["10.6.168.101"].Spec, ips["10.6.168.104"].Spec
-	if len(ips) != 3 || !web.Adopted || web.PodUID != "uid-web-0" || web.Pool != "test-ippool" ||
+	if len(ips) != 3 || web.AdoptedOn != "node-1" || web.PodUID != "uid-web-0" || web.Pool != "test-ippool" ||
 		web.Interface != "eth0" || web.Retention != "while-owned" || web.Workload == nil || web.Workload.Name != "web" ||
 		job.Retention != "" ||
 		ips["10.6.169.1"].Spec.Interface != "net1" ||
@@ -135,7 +139,7 @@ func TestSpiderpoolsAddressesAreTakenOverIntoPools(t *testing.T) {
 	}
 	// Again, there is nothing to do.
 	imported(t, k, true, false, "pool other: None", "pool test-ippool: None", "job-x [10.6.168.104] of test-ippool: None",
-		"over-0", "web-0 [10.6.168.101] of test-ippool: None", "web-0 [10.6.169.1] of other: None", "web-1")
+		"new-0", "over-0", "web-0 [10.6.168.101] of test-ippool: None", "web-0 [10.6.169.1] of other: None", "web-1")
 }
 
 // A pool is made only if it gives no address away with which a pod runs.

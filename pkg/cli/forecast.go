@@ -254,7 +254,7 @@ func (o *outlook) foretellKept() {
 		}
 		on := k.about()
 		switch at, left := k.until(o.now); {
-		case k.quarantine != nil, k.conflict != "", k.releasing:
+		case k.conflict != "", k.releasing:
 			o.say("%s is %s.", on, k.reason(o.workloads))
 		case k.retention == "" && !k.retained():
 			o.say("%s is freed once the pod is gone.", on)

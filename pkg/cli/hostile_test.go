@@ -121,7 +121,7 @@ func hostileObjects() map[string][]client.Object {
 		Spec:   stayputv1alpha1.PodIPSpec{Namespace: "default", PodName: "web-0"},
 		Status: stayputv1alpha1.PodIPStatus{NodeName: "node-1"}})
 	elsewhere := podIP.DeepCopy()
-	elsewhere.Name, elsewhere.Spec.Namespace, elsewhere.Spec.PodName, elsewhere.Spec.Quarantine = hostile, "", hostile, nil
+	elsewhere.Name, elsewhere.Spec.Namespace, elsewhere.Spec.PodName = hostile, "", hostile
 	for _, o := range []client.Object{&retained, &podIP, elsewhere} {
 		o.SetDeletionTimestamp(nil)
 	}

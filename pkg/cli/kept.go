@@ -40,9 +40,8 @@ type keptIP struct {
 
 	whenScaled, whenDeleted string
 
-	releasing  bool
-	quarantine *stayputv1alpha1.PodIPQuarantine // nil if there is none
-	conflict   string                           // which machine keeps the pod from starting, empty if there is none
+	releasing bool
+	conflict  string // which machine keeps the pod from starting, empty if there is none
 }
 
 // keptOf returns what an object says, which is a RetainedIP or a PodIP. It sets the object's kind.
@@ -68,7 +67,7 @@ func keptOf(o client.Object) *keptIP {
 		}
 		k.phase, k.expires, k.retention = string(stayputv1alpha1.PodIPAllocated), o.Status.Expires, o.Spec.Retention
 		k.workload, k.whenScaled, k.whenDeleted = o.Spec.Workload, o.Spec.WhenScaled, o.Spec.WhenDeleted
-		k.releasing, k.quarantine = o.Spec.Release != "" || o.DeletionTimestamp != nil, o.Spec.Quarantine
+		k.releasing = o.Spec.Release != "" || o.DeletionTimestamp != nil
 		if o.Status.PodUID == o.Spec.PodUID { // otherwise the status is about a pod that had the address before
 			k.node, k.phase = o.Status.NodeName, cmp.Or(string(o.Status.Phase), k.phase)
 			if o.Status.Conflict != "" {
@@ -313,8 +312,6 @@ func (k *keptIP) why(all workloads) string {
 func (k *keptIP) reason(all workloads) string {
 	w := k.workload
 	switch {
-	case k.quarantine != nil:
-		return "in quarantine: " + k.quarantine.Reason
 	case k.conflict != "":
 		return k.conflict
 	case k.releasing:

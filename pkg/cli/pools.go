@@ -58,14 +58,9 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 		f.unread(err)
 	}
 	for _, k := range ips {
-		switch about := k.about(); {
-		case k.quarantine != nil:
-			f.warn(fmt.Sprintf("%s is in quarantine since %s: %s", about,
-				k.quarantine.Since.UTC().Format(time.RFC3339), k.quarantine.Reason),
-				"kubectl describe podip "+k.GetName()+" shows what is known about it")
-		case k.conflict != "":
-			f.warn(fmt.Sprintf("pod %s/%s cannot start: %s is %s", k.namespace, k.pod, about, k.conflict),
-				"remove the address from that machine")
+		if k.conflict != "" {
+			f.warn(fmt.Sprintf("pod %s/%s cannot start: %s is %s", k.namespace, k.pod, k.about(), k.conflict),
+				"remove the address from that machine; or exclude it from the pool, delete the PodIP, then the pod")
 		}
 	}
 	return f.orOK(fmt.Sprintf("%s, %d of %d addresses in use or kept", count(len(all), "pool", "pools"), used, total))
@@ -156,7 +151,7 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 		at := slices.IndexFunc(reports.Items, func(a stayputv1alpha1.PodIPReport) bool { return a.Name == nodes[i].Name })
 		switch {
 		case at < 0 && agentless(&nodes[i]) != "": // need not report, as no agent has run there
-		case at < 0, reports.Items[at].Spec.Round.Before(audit.Spec.Epoch):
+		case at < 0, reports.Items[at].Spec.Epoch.Before(audit.Spec.Epoch):
 			names = append(names, nodes[i].Name)
 		}
 	}
@@ -270,7 +265,7 @@ func (o *outlook) foretellPools(pod *corev1.Pod) {
 		switch {
 		case k.retention == "" && !k.retained():
 			o.say("IP: any free address. %s is freed once the pod is gone.", k.addresses())
-		case k.releasing || k.quarantine != nil:
+		case k.releasing:
 			o.say("IP: %s", o.promiseOf(k))
 		default:
 			o.IPs = append(o.IPs, k.addresses())

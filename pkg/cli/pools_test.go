@@ -66,13 +66,7 @@ func podIPRetained(p *stayputv1alpha1.PodIP) {
 func podIPFreed(p *stayputv1alpha1.PodIP)    { p.Spec.Retention = "" }
 func podIPReleased(p *stayputv1alpha1.PodIP) { p.Spec.Release = stayputv1alpha1.ReleaseNow }
 func podIPGiven(p *stayputv1alpha1.PodIP)    { podIPRetained(p); p.Spec.PodUID = "next" }
-func quarantined(p *stayputv1alpha1.PodIP) {
-	p.Spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: "two pods have it", Since: metav1.NewMicroTime(noon)}
-}
-
-func conflicting(p *stayputv1alpha1.PodIP) {
-	p.Status.Phase, p.Status.Conflict = stayputv1alpha1.PodIPAllocated, "02:00:00:00:00:01"
-}
+func conflicting(p *stayputv1alpha1.PodIP)   { p.Status.Conflict = "02:00:00:00:00:01" }
 
 func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 	for _, test := range []struct {
@@ -84,8 +78,7 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 			"of pool blue, 10m after the pod stopped"},
 		{aPodIP(podIPFreed), "Bound", "node-1", none, none, "of pool blue, until the pod is gone"},
 		{aPodIP(podIPGiven), "Allocated", "", none, none, "of pool blue, 10m after the pod stops"},
-		{aPodIP(quarantined), "Bound", "node-1", none, none, "of pool blue, in quarantine: two pods have it"},
-		{aPodIP(conflicting), "Allocated", "node-1", none, none, "of pool blue, in use by another machine on the link " +
+		{aPodIP(conflicting), "Bound", "node-1", none, none, "of pool blue, in use by another machine on the link " +
 			"of node node-1, with MAC address 02:00:00:00:00:01"},
 		{aPodIP(podIPFreed, podIPReleased), "Bound", "node-1", none, none,
 			"of pool blue, being released"},
@@ -101,13 +94,13 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 
 func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 	invalid := condition(stayputv1alpha1.ConditionReady, metav1.ConditionFalse, "Invalid", "spec.subnet: no")
-	epoch := stayputv1alpha1.RoundTime(7000)
+	epoch := stayputv1alpha1.EpochTime(7000)
 	recalling := &stayputv1alpha1.PodIPAudit{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPAuditName},
-		Spec: stayputv1alpha1.PodIPAuditSpec{Round: stayputv1alpha1.RoundTime(9000), Epoch: &epoch,
+		Spec: stayputv1alpha1.PodIPAuditSpec{Epoch: &epoch,
 			Phase: stayputv1alpha1.PodIPAuditRecalling, Mark: metav1.NewMicroTime(noon)}}
-	answer := func(node string, round int64) *stayputv1alpha1.PodIPReport {
+	answer := func(node string, epoch int64) *stayputv1alpha1.PodIPReport {
 		return &stayputv1alpha1.PodIPReport{ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec: stayputv1alpha1.PodIPReportSpec{Round: stayputv1alpha1.RoundTime(1000 * round)}}
+			Spec: stayputv1alpha1.PodIPReportSpec{Epoch: stayputv1alpha1.EpochTime(1000 * epoch)}}
 	}
 	node := func(name string) *corev1.Node { n := aNode(name); return &n }
 	fargate := node("fargate")
@@ -132,8 +125,6 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 			"Overlaps", "it shares addresses with pool green"))}, LevelWarn, "it shares addresses with pool green"},
 		"an exhausted pool": {[]client.Object{aPool(condition(stayputv1alpha1.ConditionExhausted, metav1.ConditionTrue,
 			"PodsWaiting", "3 pods wait for an address"))}, LevelWarn, "3 pods wait"},
-		"a quarantine": {[]client.Object{aPool(), aPodIP(quarantined)}, LevelWarn,
-			"10.6.168.101 of pool blue is in quarantine since 2026-01-02T12:00:00Z: two pods have it"},
 		"another machine": {[]client.Object{aPool(), aPodIP(conflicting)}, LevelWarn, "pod default/web-2 cannot start: " +
 			"10.6.168.101 of pool blue is in use by another machine on the link of node node-1"},
 		"a recall": {[]client.Object{aPool(), recalling, node("node-1"), node("node-2"), fargate, answer("node-1", 7),
@@ -215,8 +206,6 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 		"not kept": {someFacts(ofPools(aPodIP(podIPFreed))),
 			"10.6.168.101 of pool blue is assigned to it until it is gone.",
 			"IP: any free address. 10.6.168.101 is freed", "", "", "node-1"},
-		"one in quarantine": {someFacts(ofPools(aPodIP(quarantined))),
-			"in quarantine and not assigned to any pod: two pods have it", "in quarantine", "", "", "node-1"},
 		"in use by another machine": {someFacts(ofPools(aPodIP(conflicting))),
 			"02:00:00:00:00:01: the pod waits until that machine has given it up.",
 			"IP: 10.6.168.101", "10.6.168.101", "", "node-1"},

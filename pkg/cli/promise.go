@@ -192,8 +192,6 @@ func (f *facts) promiseOf(k *keptIP) string {
 	}
 	at, left := k.until(f.now)
 	switch {
-	case k.quarantine != nil:
-		return about + " is in quarantine and not assigned to any pod: " + k.quarantine.Reason + "."
 	case k.conflict != "":
 		return about + " is " + k.conflict + ": the pod waits until that machine has given it up."
 	case k.releasing && k.retainedIP() != nil:

@@ -157,7 +157,7 @@ func (c *cleanup) endPromises() error {
 // removeRoutes removes what the agent has the kernel do about routed addresses. On a node that never heard of pools the
 // kernel is not asked: that may load modules.
 func (c *cleanup) removeRoutes() error {
-	name, err := c.Ledgers.Mailbox().Node()
+	name, err := c.Ledgers.Grants().Node()
 	if err != nil || name == "" {
 		return err
 	}

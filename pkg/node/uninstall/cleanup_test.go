@@ -37,7 +37,7 @@ func TestTheAgentsRoutesGoAndThoseOfPodsStay(t *testing.T) {
 	ip("-6 route add fd00:50::5/128 dev lo proto 85")
 	ip("route add 10.50.0.6/32 dev lo proto 84")
 	o := ledger.Options{StateDir: filepath.Join(dir, "state")}
-	must.Do(t, o.Mailbox().PutNode("n1"))
+	must.Do(t, o.Grants().PutNode("n1"))
 	must.Do(t, uninstall.Node(t.Context(), uninstall.Options{
 		Ledgers: o, CNIConfDir: filepath.Join(dir, "net.d"), CNIBinDir: filepath.Join(dir, "bin"), Netns: ns,
 		Reload: time.Millisecond, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
