@@ -104,12 +104,15 @@ func newID() string {
 	return b.String()
 }
 
+// podUID is that of each pod.
+const podUID = "0f7a9f0e-5b0c-4a57-9a0c-3a4f5b6c7d8e"
+
 // env returns containerd's environment for a plugin call.
 func (w *network) env(verb, id, pod string) []string {
 	return []string{
 		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + w.netns, "CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin",
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + pod + ";K8S_POD_INFRA_CONTAINER_ID=" + id +
-			";K8S_POD_UID=0f7a9f0e-5b0c-4a57-9a0c-3a4f5b6c7d8e",
+			";K8S_POD_UID=" + podUID,
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/link"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/spool"
 	"github.com/stayput/stayput/test/bench/internal/table"
@@ -56,9 +56,6 @@ func (b *bridged) add() (took time.Duration, err error) {
 	return took, err
 }
 
-// guard is what guards the annotation with the addresses, as the agent has told the plugin.
-const guard = "guard-1"
-
 // newBridged returns a network of its own whose pods get a routed address, or an ordinary one if there is none.
 func (b *bench) newBridged(node *os.File, bin, routed string) (*bridged, error) {
 	dir, err := os.MkdirTemp(b.dir, "routed-")
@@ -68,14 +65,24 @@ func (b *bench) newBridged(node *os.File, bin, routed string) (*bridged, error) 
 	annotations := map[string]string{"team": "a"}
 	if routed != "" {
 		annotations[netconf.AnnotationAddresses] = fmt.Sprintf(
-			`[{"interface":"eth0","pool":"blue","mode":"Routed","address":"%s/32","guard":%q}]`, routed, guard)
+			`[{"interface":"eth0","pool":"blue","mode":"Routed","address":"%s/32"}]`, routed)
 	}
 	ipam := lab.RangeIPAM("stayput", "10.244.1.0/24")
 	state := filepath.Join(dir, "state")
 	ipam["dataDir"], ipam["stateDir"] = filepath.Join(dir, "data"), state
+	files := ledger.Options{StateDir: state}.Grants()
 	if err := errors.Join(os.Mkdir(state, 0o755), spool.Dir(state).MakeLatencies(),
-		ledger.Options{StateDir: state}.Mailbox().PutServed(mailbox.Served{Guard: guard, More: true})); err != nil {
+		files.PutServed(grants.Served{More: true})); err != nil {
 		return nil, err
+	}
+	if routed != "" {
+		pending, err := files.Begin(podUID, annotations[netconf.AnnotationAddresses])
+		if err == nil {
+			err = pending.Finish()
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	conf, err := json.Marshal(map[string]any{
 		"cniVersion": "1.0.0", "name": networkName, "type": "bridge", "bridge": "cni0", "isDefaultGateway": true,

@@ -65,11 +65,11 @@ func TestALostAddressIsSeen(t *testing.T) {
 			[]string{"far-1 has 10.50.0.1, the address of far-0"}},
 		{"given to another pod", func(a *tenants) { a.seeIP(podIP(ip, "far-1")) },
 			[]string{"PodIP 10.50.0.1 is given to far-1, and was that of far-0"}},
-		{"in quarantine", func(a *tenants) {
+		{"in conflict", func(a *tenants) {
 			is := podIP(ip, "far-0")
-			is.Spec.Quarantine = &v1alpha1.PodIPQuarantine{}
+			is.Status.Conflict = "02:00:00:00:00:01"
 			a.seeIP(is)
-		}, []string{"PodIP 10.50.0.1 is in quarantine"}},
+		}, []string{"PodIP 10.50.0.1 is said to be that of the machine 02:00:00:00:00:01"}},
 		{"freed", func(a *tenants) { a.goneIP(podIP(ip, "far-0")) }, []string{"the address 10.50.0.1 of far-0 was freed"}},
 		{"freed at the end", func(a *tenants) { a.end(); a.goneIP(podIP(ip, "far-0")) }, nil},
 	} {

@@ -170,8 +170,8 @@ func (t *tenants) seeIP(ip *v1alpha1.PodIP) {
 		t.report.violation("PodIP of "+ip.Name, "PodIP %s is given to %s, and was that of %s", ip.Name,
 			ip.Spec.PodName, owner)
 	}
-	if ip.Spec.Quarantine != nil {
-		t.report.violation("quarantine of "+ip.Name, "PodIP %s is in quarantine: %+v", ip.Name, *ip.Spec.Quarantine)
+	if mac := ip.Status.Conflict; mac != "" {
+		t.report.violation("conflict of "+ip.Name, "PodIP %s is said to be that of the machine %s", ip.Name, mac)
 	}
 }
 

@@ -62,8 +62,7 @@ type fleet struct {
 	dir        string
 	profiles   string
 	agents     []*agent
-	lost       int // the agents of the first nodes are gone
-	guard      string
+	lost       int                    // the agents of the first nodes are gone
 	podip      *stayputv1alpha1.PodIP // the model of all
 	complaints complaints
 	moves      moves
@@ -301,7 +300,7 @@ func (f *fleet) settled(ctx context.Context, since time.Time) error {
 		left := f.nodes - f.lost
 		if f.client.List(ctx, &reports) == nil {
 			for i := range reports.Items {
-				if !reports.Items[i].Spec.Round.Before(audit.Spec.Epoch) {
+				if !reports.Items[i].Spec.Epoch.Before(audit.Spec.Epoch) {
 					left--
 				}
 			}

@@ -52,18 +52,8 @@ func (f *fleet) prepare(ctx context.Context) error {
 	if err := f.makePool(ctx, stayputv1alpha1.ModeRouted, fleetSubnet.String()); err != nil {
 		return err
 	}
-	var installation corev1.ConfigMap
-	key := types.NamespacedName{Namespace: lab.SystemNamespace, Name: "stayput-installation"}
-	if err := f.client.Get(ctx, key, &installation); err != nil {
-		return err
-	}
-	served, err := stayputv1alpha1.ParseServedPools(installation.Annotations[stayputv1alpha1.AnnotationPools])
-	if err != nil {
-		return err
-	}
-	f.guard = served.Guard
 	node := f.Nodes[0]
-	err = errors.Join(f.controller.Stop(), f.ControllerManager.Stop(), f.Scheduler.Stop(), node.AgentProcess.Stop(),
+	err := errors.Join(f.controller.Stop(), f.ControllerManager.Stop(), f.Scheduler.Stop(), node.AgentProcess.Stop(),
 		node.Kubelet.Stop())
 	if err != nil {
 		return err
@@ -181,8 +171,8 @@ func (f *fleet) placed(
 	pod.Labels[pooledLabel] = "true"
 	pod.Annotations = map[string]string{
 		stayputv1alpha1.AnnotationPools: poolName,
-		stayputv1alpha1.AnnotationAddresses: fmt.Sprintf(`[{"interface":"eth0","pool":%q,"mode":"Routed","address":%q,`+
-			`"guard":%q}]`, poolName, netip.PrefixFrom(addr, fleetSubnet.Bits()), f.guard),
+		stayputv1alpha1.AnnotationAddresses: fmt.Sprintf(`[{"interface":"eth0","pool":%q,"mode":"Routed","address":%q}]`,
+			poolName, netip.PrefixFrom(addr, fleetSubnet.Bits())),
 	}
 	pod.Status.PodIP, pod.Status.PodIPs = addr.String(), []corev1.PodIP{{IP: addr.String()}}
 	f.mu.Lock()
@@ -305,7 +295,7 @@ func (f *fleet) run(ctx context.Context, pod *corev1.Pod) error {
 	}
 	a, waited := f.agentOf(pod), time.Duration(0)
 	addr, err := a.add(pod)
-	for ; errors.Is(err, ledger.ErrUnseen); addr, err = a.add(pod) { // as the plugin does, and kubelet
+	for ; errors.Is(err, ledger.ErrNotGranted); addr, err = a.add(pod) { // as the plugin does, and kubelet
 		pause := ledger.Pause
 		if waited += pause; waited%ledger.Patience == 0 {
 			pause = kubeletAgain

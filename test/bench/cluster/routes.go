@@ -58,7 +58,7 @@ func (r *routedPods) put(ctx context.Context) error {
 }
 
 // changes are those of a PodIP whose pod moves to the other node: its node says that it is gone, the controller gives
-// the address to the next one, whose node says that it is to start, and that it has started.
+// the address to the next one, and its node names itself before that starts.
 func (r *routedPods) changes(i int) []func(context.Context) error {
 	ip, from := r.ips[i], r.homes[r.at[i]]
 	r.at[i] = 1 - r.at[i]
@@ -79,7 +79,6 @@ func (r *routedPods) changes(i int) []func(context.Context) error {
 		patch(status, `{"status":{"phase":%q,"podUID":%q,"nodeName":%q,"podCIDR":null}}`, stayputv1alpha1.PodIPRetained,
 			ip.Spec.PodUID, from.Name),
 		patch(nil, `{"spec":{"podUID":%q}}`, next),
-		patch(status, says, stayputv1alpha1.PodIPAllocated, next, home.Name, home.Pods),
 		patch(status, says, stayputv1alpha1.PodIPBound, next, home.Name, home.Pods),
 	}
 	ip.Spec.PodUID, ip.Status.PodUID = next, next
