@@ -355,7 +355,7 @@ func (m *search) threadGoesOn(s searchState, i, j int) {
 		}
 	case grantBegun:
 		shut := s.stale && m.broken != "stalegrant" || s.recalling && m.broken != "opengrant" ||
-			n.reported != s.epoch && m.broken != "unreported"
+			n.reported != s.epoch
 		if n.link && !shut {
 			put("reads the record to grant", func(s *searchState, n *searchNode, t *searchThread) {
 				t.step, t.read, t.off = grantRead, s.ip0(), n.off
@@ -401,8 +401,6 @@ func (m *search) threadGoesOn(s searchState, i, j int) {
 	case releaseRevoked:
 		switch {
 		case !n.link:
-		case m.broken == "readlast" && th.read == (searchIP{}):
-			put("reads the record", func(s *searchState, _ *searchNode, t *searchThread) { t.read = s.ip0() })
 		case !Names(th.read.podIP(), searchUIDs[u], searchNodes[me]):
 			put("has nothing to release", end)
 		case int(s.rv) < m.writes:
@@ -442,13 +440,6 @@ func (m *search) threadBegins(s searchState, i int, put searchPut) {
 			!Names(s.ip0().podIP(), searchUIDs[u], searchNodes[i+1]) {
 			continue
 		}
-		if m.broken == "readlast" {
-			put("revokes", func(_ *searchState, n *searchNode, t *searchThread) {
-				m.revoke(n, u)
-				*t = searchThread{step: releaseRevoked, uid: u}
-			})
-			continue
-		}
 		put("reads the record to release", func(s *searchState, _ *searchNode, t *searchThread) {
 			*t = searchThread{step: releaseRead, uid: u, read: s.ip0()}
 		})
@@ -486,7 +477,7 @@ func (m *search) controllerGoesOn(s searchState) {
 		t.pods = now
 		m.emit("the controller sees the pods", t)
 	}
-	shut := s.stale || s.recalling && m.broken != "opengive"
+	shut := s.stale || s.recalling
 	if v := s.pods; int(s.rv) < m.writes && !shut {
 		if !s.ip.exists && v.state == podGated && !s.ip0().exists {
 			t := s
