@@ -446,7 +446,7 @@ var attempts = func() []attempt {
 			reports("10.6.168.101", "phase: Bound, podUID: one, nodeName: node-1, conflict: '02:00:00:00:00:01'"), ""},
 		{"an agent says so of a pod that is gone", asAgent,
 			reports("10.6.168.102", "phase: Retained, podUID: two, nodeName: node-1, conflict: '02:00:00:00:00:01'"),
-			"may write of a PodIP only that"},
+			"may write status.conflict only of a pod that may use the address"},
 		{"an agent says how to route to its pod", asAgent, reports("10.8.168.101",
 			"phase: Bound, podUID: far, nodeName: node-1, podCIDR: 10.244.1.0/24"), ""},
 		{"an agent says how to route to a pod of another node", asAgent, reports("10.8.168.102",

@@ -285,9 +285,9 @@ var cases = map[string]alertCase{
 		quiet: []string{heldAge + `operator="true"} = 0+60x9 0x20`, heldAge + `operator="false"} = 0+60x9 0x20`},
 		after: "20m", labels: labels("operator", "true"), value: "20m 0s",
 	},
-	"StayputAddressesQuarantined": {
-		fires: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x20`},
-		quiet: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x5 0x20`},
+	"StayputAddressConflict": {
+		fires: []string{`stayput_controller_pool_conflicting_addresses{instance="controller-1"} = 2x20`},
+		quiet: []string{`stayput_controller_pool_conflicting_addresses{instance="controller-1"} = 2x5 0x20`},
 		after: "12m", value: "2",
 	},
 	"StayputPoolsRecalling": {
