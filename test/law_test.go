@@ -33,8 +33,8 @@ var law = []rule{
 	// What everything rests on. The CNI plugin links it at every start of a pod.
 	{pkg: "pkg/retention", never: []string{"k8s.io", "sigs.k8s.io", "github.com", "golang.org/x"}},
 	{pkg: "pkg/disk", never: heavy},
-	{pkg: "pkg/mailbox", uses: []string{"pkg/disk"}, never: heavy},
-	{pkg: "pkg/ledger", uses: []string{"pkg/retention", "pkg/disk", "pkg/mailbox"}, never: heavy},
+	{pkg: "pkg/grants", uses: []string{"pkg/disk"}, never: heavy},
+	{pkg: "pkg/ledger", uses: []string{"pkg/retention", "pkg/disk", "pkg/grants"}, never: heavy},
 	{pkg: "pkg/atomicfile", never: heavy},
 	{pkg: "pkg/netconf", uses: []string{"pkg/retention", "pkg/ledger"}, never: heavy},
 	{pkg: "pkg/spool", uses: []string{"pkg/disk", "pkg/ledger"}, never: heavy},
@@ -71,7 +71,7 @@ var law = []rule{
 	{
 		pkg: "pkg/node/podip",
 		uses: []string{
-			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri",
+			"pkg/retention", "pkg/grants", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri",
 			"pkg/node/hostnet",
 			"pkg/node/wake", "pkg/apilist", "pkg/node/apiserver", "pkg/apiwatch", "pkg/wire",
 		},
@@ -90,7 +90,7 @@ var law = []rule{
 	{
 		pkg: "pkg/node",
 		uses: []string{
-			"pkg/retention", "pkg/mailbox", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api",
+			"pkg/retention", "pkg/grants", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api",
 			"pkg/installation",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
 			"pkg/node/retainedip", "pkg/node/wake", "pkg/node/apiserver",
@@ -144,7 +144,7 @@ var law = []rule{
 	// What foreign processes call by foreign protocols. Nothing in pkg imports it.
 	{
 		pkg:   "plugin/ipam",
-		uses:  []string{"pkg/retention", "pkg/disk", "pkg/mailbox", "pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"},
+		uses:  []string{"pkg/retention", "pkg/disk", "pkg/grants", "pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"},
 		never: heavy,
 	},
 	{pkg: "plugin/nri", uses: []string{"pkg/ledger"}, never: []string{"k8s.io/client-go"}},
