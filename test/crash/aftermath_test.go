@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/stayput/stayput/pkg/retention"
+	"github.com/stayput/stayput/test/must"
 )
 
 // aftermath is one way to continue after the crash. olds are the containers that the runtime now removes: the victim's
@@ -88,7 +89,30 @@ var besidePredecessor = aftermath{"the owner comes back beside its predecessor",
 		w.lateDELs(olds)
 	}}
 
+// revoked goes on with an agent that revokes the pod's grant, while what the victim gave may be in use.
+var revoked = aftermath{"the grant is revoked, the owner comes back, then it is granted again",
+	func(w *world, s scenario, olds []string) {
+		w.revoke()
+		w.die(olds)
+		late := command{verb: "ADD", ctr: w.fresh(s.owner), pod: s.owner}
+		w.before(late)
+		w.revoke()
+		env, stdin := w.call(late)
+		o, err := w.n.exec(env, stdin, plugin)
+		must.Do(w.t, err)
+		w.after(late, o)
+		if o.code == 0 || !strings.Contains(o.stdout, `"code":11`) || !strings.Contains(o.stdout, "is granted no address") {
+			w.violates("ADD of %s without a grant: code %d: %s", s.owner.name, o.code, o.stdout)
+		}
+		w.undone(late)
+		w.comeBack(s.owner)
+		w.lateDELs(append(olds, late.ctr))
+	}}
+
 func (s scenario) aftermaths() []aftermath {
+	if s.owner.given() != "" {
+		return append(slices.Clone(aftermaths), revoked)
+	}
 	if s.owner.annotations[retention.AnnotationWhenInUse] == "AllocateNew" {
 		return append(slices.Clone(aftermaths), besidePredecessor)
 	}

@@ -7,8 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
@@ -40,10 +39,10 @@ var (
 	web = retained("web-0")
 	// db has an address retained in every scenario: no other pod may ever get it.
 	db = retained("db-0")
-	// pooled has addresses that the cluster has given to it, outside the ranges.
+	// pooled has addresses that the cluster has given to it, and the agent has granted, outside the ranges.
 	pooled = ordinary("pooled").with(netconf.AnnotationAddresses,
-		`[{"interface":"eth0","mode":"L2","address":"10.6.0.5/16","guard":"guard-1"},`+
-			`{"interface":"eth0","mode":"L2","address":"fd06::5/64","guard":"guard-1"}]`)
+		`[{"interface":"eth0","mode":"L2","address":"10.6.0.5/16"},`+
+			`{"interface":"eth0","mode":"L2","address":"fd06::5/64"}]`)
 )
 
 // bystander leaves db's address retained.
@@ -51,7 +50,7 @@ func bystander(w *world) { w.del(w.add(db)) }
 
 // serves has the agent say that the cluster has pools.
 func serves(w *world) {
-	must.Do(w.t, ledger.Options{StateDir: w.n.state()}.Mailbox().PutServed(mailbox.Served{Guard: "guard-1", More: true}))
+	must.Do(w.t, w.agent(0).Grants().PutServed(grants.Served{More: true}))
 }
 
 func addOf(p pod) command { return command{verb: "ADD", ctr: "victim", pod: p} }

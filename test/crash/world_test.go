@@ -17,11 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
-const network = "net"
+const (
+	network = "net"
+	podUID  = "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e"
+)
 
 // pod is a pod's name and annotations. One without a name comes from no Kubernetes: nerdctl, cnitool.
 type pod struct {
@@ -40,6 +44,9 @@ func (p pod) identity() string {
 }
 
 func (p pod) shared() bool { return p.annotations[retention.AnnotationIdentity] != "" }
+
+// given returns the addresses of pools that the cluster has given to the pod.
+func (p pod) given() string { return p.annotations[netconf.AnnotationAddresses] }
 
 // with returns the pod after an edit of its template.
 func (p pod) with(annotations ...string) pod {
@@ -172,7 +179,7 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 		env = append(env, "CNI_CONTAINERID="+c.ctr, "CNI_IFNAME=eth0")
 		if c.pod.name != "" {
 			env = append(env, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;"+
-				"K8S_POD_NAME="+c.pod.name+";K8S_POD_UID=6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e;K8S_POD_INFRA_CONTAINER_ID="+c.ctr)
+				"K8S_POD_NAME="+c.pod.name+";K8S_POD_UID="+podUID+";K8S_POD_INFRA_CONTAINER_ID="+c.ctr)
 		}
 	}
 	if c.verb == "ADD" || c.verb == "CHECK" || c.netns {
@@ -183,7 +190,7 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 	return env, stdin
 }
 
-// before prepares a command as a runtime does, and records it.
+// before prepares a command as a runtime does, and an agent that grants what the pod is given, and records it.
 func (w *world) before(c command) {
 	w.note("%s", c)
 	if c.verb != "ADD" {
@@ -195,6 +202,11 @@ func (w *world) before(c command) {
 	w.containers[c.ctr] = &attachment{pod: c.pod, boot: w.boot}
 	must.Do(w.t, os.MkdirAll(filepath.Dir(w.n.netns(c.ctr)), 0o755))
 	must.Do(w.t, os.Symlink(w.n.namespace(len(w.containers)%netnsPool), w.n.netns(c.ctr)))
+	if text := c.pod.given(); text != "" {
+		pending, err := w.agent(0).Grants().Begin(podUID, text)
+		must.Do(w.t, err)
+		must.Do(w.t, pending.Finish())
+	}
 }
 
 // run runs a command that nothing disturbs.
@@ -484,10 +496,31 @@ func (c clock) Now() (ledger.Instant, error) {
 		err
 }
 
+// agent is how the agent opens the networks.
+func (w *world) agent(ahead time.Duration) ledger.Options {
+	return ledger.Options{StateDir: w.n.state(), Clock: clock{w.boot, ahead}}
+}
+
+// revoke ends the grant of the pod of a pool as the agent does, which must learn of every address that it has.
+func (w *world) revoke() {
+	w.t.Helper()
+	w.note("revoke")
+	found, err := ledger.Revoke(w.agent(0), podUID)
+	must.Do(w.t, err)
+	for ctr, a := range w.containers {
+		for _, addr := range a.addrs {
+			if w.alive(ctr) && a.pod.given() != "" &&
+				!slices.ContainsFunc(found, func(f ledger.Address) bool { return f.Addr == addr }) {
+				w.violates("the grant of %s (%s) is revoked, and %s not found, with which it runs", ctr, a.pod.name, addr)
+			}
+		}
+	}
+}
+
 // ledger opens the network as the agent does.
 func (w *world) ledger(ahead time.Duration) *ledger.Ledger {
 	w.t.Helper()
-	o := ledger.Options{StateDir: w.n.state(), Clock: clock{w.boot, ahead}}
+	o := w.agent(ahead)
 	ls, err := ledger.Networks(o)
 	must.Do(w.t, err)
 	if len(ls) != 1 {
@@ -574,6 +607,8 @@ func (w *world) settle() {
 	_, _, err = l.Expire()
 	must.Do(w.t, err)
 	w.clean("after all retentions", l)
+	w.revoke()
+	must.Do(w.t, w.agent(0).Grants().Sweep())
 	for _, f := range w.n.save(w.t) {
 		if !f.mode.IsDir() && !leftover.MatchString(f.path) {
 			w.violates("I5: %s is left when everything is over: %.200q", f.path, f.data)
