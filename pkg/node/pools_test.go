@@ -17,16 +17,17 @@ func TestNothingIsPromisedOfAnAddressOfAPool(t *testing.T) {
 	const uid = "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e"
 	const text = `[{"interface":"eth0","pool":"blue","mode":"L2","address":"192.0.2.77/24"}]`
 	for name, tell := range map[string]func(w *world, s *Sandbox){
-		"by its annotation": func(_ *world, s *Sandbox) { s.Annotations[netconf.AnnotationAddresses] = text },
-		"by the file": func(w *world, s *Sandbox) {
-			check(t, w.a.ledgers.Mailbox().PutPod(uid, text))
-		},
+		"by its annotation":  func(_ *world, s *Sandbox) { s.Annotations[netconf.AnnotationAddresses] = text },
+		"by the grant alone": func(*world, *Sandbox) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			s := w.sandbox("c1", "web-0", map[string]string{retention.AnnotationRetainIP: "10m"})
 			s.Pod.UID = uid
 			tell(w, &s)
+			pending, err := w.a.ledgers.Grants().Begin(uid, text)
+			check(t, err)
+			check(t, pending.Finish())
 			ns, _, err := ledger.SystemNetns{}.Identify(s.Netns)
 			check(t, err)
 			pooled := netip.MustParseAddr("192.0.2.77")
