@@ -65,7 +65,7 @@ type follower struct {
 	served  *servedPools
 	pods    *podTable
 	listing *listing
-	// listed are raised by each list.
+	// listed are raised by each list, and if the files of pools were lost.
 	listed   []wake.Signal
 	troubles *troubles
 }
@@ -135,5 +135,11 @@ func (f *follower) tellServed() error {
 	if err == nil && (was == nil && now.None || was != nil && reflect.DeepEqual(*was, now)) {
 		return nil
 	}
-	return f.grants.PutServed(now)
+	if err := f.grants.PutServed(now); err != nil || was != nil {
+		return err
+	}
+	for _, s := range f.listed { // the grants may be lost, too
+		s.Up()
+	}
+	return nil
 }

@@ -181,6 +181,29 @@ func TestWhatThePodIPsSayIsGrantedAgain(t *testing.T) {
 	}
 }
 
+// What people delete under a running agent is granted again: all of it at once, a single one by the next look.
+func TestAGrantThatIsDeletedIsGivenAgain(t *testing.T) {
+	for name, what := range map[string]struct {
+		lost  func(w *world) string
+		after time.Duration
+	}{
+		"all": {func(w *world) string { return filepath.Join(w.ledgers.StateDir, "pools") }, servedAgain + time.Second},
+		"one": {func(w *world) string { return w.ledgers.Grants().Path(uid(1)) }, discoverEvery + time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.given(1)
+				w.pass(time.Minute)
+				w.wantGranted(1, true)
+				check(t, os.RemoveAll(what.lost(w)))
+				w.wantGranted(1, false)
+				w.pass(what.after)
+				w.wantGranted(1, true)
+			})
+		})
+	}
+}
+
 // An API server makes no new version of an object that stays as it is. So two writes within a second differ, too.
 func TestEachNamingIsANewStatus(t *testing.T) {
 	inWorld(t, func(w *world) {

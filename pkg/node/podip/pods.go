@@ -432,6 +432,11 @@ func (t *podTable) learn(s *sight, grants map[string]string, deleted map[string]
 		r := know(uid)
 		r.text = cmp.Or(r.text, text)
 	}
+	for uid, r := range t.records {
+		if r.granted && grants[uid] == "" { // somebody has deleted it
+			t.enqueueLocked(r)
+		}
+	}
 	for _, ip := range ips {
 		r := know(ip.uid)
 		r.learnName(ip.namespace, ip.name)
