@@ -21,8 +21,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/stayput/stayput/pkg/grants"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/mailbox"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/test/lab"
@@ -151,7 +151,7 @@ func (f *fabric) move(from, to, name string) {
 	})
 }
 
-// conf is the configuration of a node's network for a pod.
+// conf is the configuration of a node's network for a pod, which its agent grants the pod's addresses.
 func (f *fabric) conf(node int, p *pod) map[string]any {
 	c := maps.Clone(f.main)
 	version := "1.0.0"
@@ -159,8 +159,8 @@ func (f *fabric) conf(node int, p *pod) map[string]any {
 		"type":    "stayput",
 		"dataDir": fmt.Sprintf("%s/data%d", f.dir, node), "stateDir": fmt.Sprintf("%s/state%d", f.dir, node),
 	}
-	must.Do(f.t, ledger.Options{StateDir: ipam["stateDir"].(string)}.Mailbox().PutServed(
-		mailbox.Served{Guard: "guard-1", More: true}))
+	agent := ledger.Options{StateDir: ipam["stateDir"].(string)}.Grants()
+	must.Do(f.t, agent.PutServed(grants.Served{More: true}))
 	if c["type"] == "flannel" {
 		version = "0.3.1"
 		env := fmt.Sprintf("%s/subnet%d.env", f.dir, node)
@@ -189,11 +189,14 @@ func (f *fabric) conf(node int, p *pod) map[string]any {
 		var list []map[string]string
 		for _, a := range p.addrs {
 			list = append(list, map[string]string{"interface": "eth0", "pool": "blue", "mode": cmp.Or(p.mode, "Routed"),
-				"address": a, "gateway": p.gateway, "guard": "guard-1"})
+				"address": a, "gateway": p.gateway})
 		}
 		b, err := json.Marshal(list)
 		must.Do(f.t, err)
 		annotations[netconf.AnnotationAddresses] = string(b)
+		pending, err := agent.Begin(p.uid(), string(b))
+		must.Do(f.t, err)
+		must.Do(f.t, pending.Finish())
 	}
 	c["runtimeConfig"] = map[string]any{lab.AnnotationsCapability: annotations}
 	return c
@@ -456,17 +459,14 @@ func edges(f *fabric, web *pod, masq bool) {
 	}
 }
 
-// checks expects that CHECK finds everything as it should be, by the annotation or the agent's file; and, on a bridge,
+// checks expects that CHECK finds everything as it should be, by the annotation or the grant alone; and, on a bridge,
 // that it misses a route.
 func checks(f *fabric, web *pod, bridge bool) {
 	t := f.t
 	annotated := f.conf(2, web)
-	told := f.conf(2, &pod{})
-	told["ipam"].(map[string]any)["pools"] = []any{"blue"}
-	said := annotated["runtimeConfig"].(map[string]any)[lab.AnnotationsCapability].(map[string]string)
-	must.Do(t, ledger.Options{StateDir: told["ipam"].(map[string]any)["stateDir"].(string)}.Mailbox().PutPod(web.uid(),
-		said[netconf.AnnotationAddresses]))
-	all := map[string]map[string]any{"annotation": annotated, "the agent's file": told}
+	granted := f.conf(2, &pod{})
+	granted["ipam"].(map[string]any)["pools"] = []any{"blue"}
+	all := map[string]map[string]any{"annotation": annotated, "grant": granted}
 	check := func(by string) error {
 		conf := all[by]
 		conf["prevResult"] = web.result
@@ -521,7 +521,9 @@ func TestARoutedAddressThatCannotWorkIsAClearError(t *testing.T) {
 		}
 		for _, dir := range []string{"data2", "state2"} {
 			entries, _ := filepath.Glob(filepath.Join(f.dir, dir, "*", "*"))
-			entries = slices.DeleteFunc(entries, func(s string) bool { return filepath.Base(s) == "served" }) // the agent's
+			entries = slices.DeleteFunc(entries, func(s string) bool { // the agent's
+				return filepath.Base(filepath.Dir(s)) == grants.Name
+			})
 			if len(entries) > 0 {
 				t.Errorf("%s: left %v", want, entries)
 			}
