@@ -201,7 +201,8 @@ func (p *pooled) has() (addrs []netip.Addr) {
 func (c *call) grants() grants.Dir { return c.options().Grants() }
 
 // probe makes sure that no other machine on the link has the addresses that the ledger has just given to the
-// attachment. None is configured yet. It asks only for those that are new, or were last used on another node. If a machine has one, or it cannot be found out, nothing stays with the attachment.
+// attachment. None is configured yet. It asks only for those that are new, or were last used on another node. If a
+// machine has one, or it cannot be found out, nothing stays with the attachment.
 //
 // It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
 func (a *addition) probe() *Error {
