@@ -17,8 +17,8 @@
 //
 // # Crashes
 //
-// A grant is good for the boot in which it was given: after another one no pod runs, and the PodIPs may name another node
-// by then. So nothing reads the directory of another boot, and no grant is durable.
+// A grant is good for the boot in which it was given: after another one no pod runs, and the PodIPs may name another
+// node by then. So nothing reads the directory of another boot, and no grant is durable.
 //
 // A grant has three steps: Begin writes a pending file under a name of its own, the agent names the node in the PodIPs,
 // and Finish renames that file. A kill between them leaves a pending file, which is no grant. Revoke removes the grant
@@ -26,9 +26,9 @@
 //
 // # Locks
 //
-// A Dir takes none. The locks of the networks order grants against ADDs: an ADD reads its grant under its network's lock,
-// and whoever revokes takes every network's lock once after that (ledger.Revoke). So an ADD that is under way either
-// finds no grant, or has ended when the agent goes on, which then finds the addresses in the ledger.
+// A Dir takes none. The locks of the networks order grants against ADDs: an ADD reads its grant under its network's
+// lock, and whoever revokes takes every network's lock once after that (ledger.Revoke). So an ADD that is under way
+// either finds no grant, or has ended when the agent goes on, which then finds the addresses in the ledger.
 package grants
 
 import (

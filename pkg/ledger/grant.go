@@ -40,8 +40,8 @@ func admit(r AddRequest, all grants.Dir) error {
 
 // Revoke ends the grant of a pod: no ADD of it with addresses of pools may succeed any more on this node, until it is
 // granted again. It returns the addresses that the pod has: those of an ADD that succeeded before, and those of addrs
-// that are bound to no known pod, which may be the pod's. It takes the lock of every network after the grant is gone, so
-// that every ADD that is under way afterwards finds none. After an error nothing is known; it may be called again.
+// that are bound to no known pod, which may be the pod's. It takes the lock of every network after the grant is gone,
+// so that every ADD that is under way afterwards finds none. After an error nothing is known; it may be called again.
 func Revoke(o Options, uid string, addrs ...netip.Addr) (found []Address, err error) {
 	if err := o.Grants().Revoke(uid); err != nil {
 		return nil, err

@@ -21,9 +21,9 @@ type pooled struct {
 	left  time.Duration         // of ledger.Patience
 }
 
-// pools finds out which addresses of pools the attachment gets: those that the agent has granted to the pod, for which it
-// waits. That a pod has some is said by its annotations, which nobody believes otherwise. It allocates nothing itself,
-// ever.
+// pools finds out which addresses of pools the attachment gets: those that the agent has granted to the pod, for which
+// it waits. That a pod has some is said by its annotations, which nobody believes otherwise. It allocates nothing
+// itself, ever.
 func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	said, err := c.conf.Pools()
 	switch {
@@ -50,8 +50,8 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	}
 	p := pooled{left: ledger.Patience}
 	none := func(source string) *Error {
-		return errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, because the addresses of network %s "+
-			"come from pools", source, c.att.IfName, c.conf.Name)
+		return errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, because the addresses of network "+
+			"%s come from pools", source, c.att.IfName, c.conf.Name)
 	}
 	if p.text = said.Text; p.text != "" {
 		const source = "annotation " + netconf.AnnotationAddresses
@@ -127,8 +127,8 @@ func (c *call) granted(p *pooled, source string, pod ledger.Pod) *Error {
 	case cerr != nil:
 		return cerr
 	case text == "" && (served == nil || served.None):
-		return errorf(codeTryAgain, "pod %s is granted no address of its pools: the agent of this node has reported no pools "+
-			"in the cluster. Create the pools, with pools.enabled, and check that the agent is running, or remove what "+
+		return errorf(codeTryAgain, "pod %s is granted no address of its pools: the agent of this node has reported no "+
+			"pools in the cluster. Create the pools, with pools.enabled, and check that the agent is running, or remove what "+
 			"requests them: annotation stayput.io/pools, or ipam.pools", pod)
 	case text == "":
 		return errorf(codeTryAgain, "pod %s is granted no address of its pools yet: the agent of this node grants it, once "+

@@ -201,8 +201,8 @@ func (c *call) connected(addrs []netip.Addr) *Error {
 	return nil
 }
 
-// given returns the addresses of pools that the pod has by its annotation, else by its grant. That is gone with the pod,
-// and may be earlier.
+// given returns the addresses of pools that the pod has by its annotation, else by its grant. That is gone with the
+// pod, and may be earlier.
 func (c *call) given() ([]netconf.PoolAddress, error) {
 	said, err := c.conf.Pools()
 	if err != nil || !said.Asked && !said.AskedSpiderpool && !said.Network {

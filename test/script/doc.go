@@ -54,9 +54,9 @@
 //	wire C/IF [ADDRESS...]       the sandbox with this interface, and a machine on its link that has these addresses
 //	lock, blocked N, unlock      another process holds the network's lock; wait until N are blocked
 //
-// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; grant UID FILE (the pod may
-// have these addresses of pools) and revoke UID (it may have none any more; with !, it has some); serves [SUBNET...]
-// [gateway=ADDRESS] [spiderpool=on] (the cluster has these pools, without a subnet any) and serves none.
+// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; grant UID FILE (the pod
+// may have these addresses of pools) and revoke UID (it may have none any more; with !, it has some); serves
+// [SUBNET...] [gateway=ADDRESS] [spiderpool=on] (the cluster has these pools, without a subnet any) and serves none.
 //
 // Assertions:
 //

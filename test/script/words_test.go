@@ -228,8 +228,8 @@ func networkWord(ts *testscript.TestScript, neg bool, args []string) {
 	s.networks = append(s.networks, n)
 }
 
-var addOptions = []string{"addresses", "claims", "by", "ip", "ips", "uid", "retain", "minutes", "identity", "when-in-use",
-	"annotations"}
+var addOptions = []string{"addresses", "claims", "by", "ip", "ips", "uid", "retain", "minutes", "identity",
+	"when-in-use", "annotations"}
 
 // annotationsOf returns the pod annotations given by the options.
 func annotationsOf(opts map[string]string) map[string]string {

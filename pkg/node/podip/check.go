@@ -349,8 +349,8 @@ func conflict(err error) error {
 	return err
 }
 
-// revoke ends the pod's grant. It reports whether an ADD has succeeded by then of which the look at the machine does not
-// know.
+// revoke ends the pod's grant. It reports whether an ADD has succeeded by then of which the look at the machine does
+// not know.
 func (c *podCheck) revoke() (there bool, err error) {
 	has, err := ledger.Revoke(c.ledgers, c.pod.uid, c.addrs...)
 	if err != nil {

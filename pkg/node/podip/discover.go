@@ -22,8 +22,8 @@ const (
 	sweepEvery                   = 12 * time.Hour
 )
 
-// discoverer looks for pods that no watch brings: in the node's own books, among those that run, and in PodIPs that name
-// this node. It has no lock: it has no state.
+// discoverer looks for pods that no watch brings: in the node's own books, among those that run, and in PodIPs that
+// name this node. It has no lock: it has no state.
 type discoverer struct {
 	node     string
 	api      api
@@ -138,8 +138,8 @@ func (d *discoverer) discover(ctx context.Context) error {
 	return errors.Join(blind, err)
 }
 
-// namedHere returns the PodIPs that name this node: after a boot, or if the agent was away when their pods ended, nothing
-// else tells of them.
+// namedHere returns the PodIPs that name this node: after a boot, or if the agent was away when their pods ended,
+// nothing else tells of them.
 func (d *discoverer) namedHere(ctx context.Context) (all []named, err error) {
 	if !d.listing.isComplete() {
 		return nil, nil

@@ -145,8 +145,8 @@ func TestAPodOfTwoAddressesHasOneGrant(t *testing.T) {
 	})
 }
 
-// Grants end with the boot, and with a wipe of the state directory: the PodIPs say who had one. Each grant has a write of
-// its own, though the PodIP names the node already.
+// Grants end with the boot, and with a wipe of the state directory: the PodIPs say who had one. Each grant has a write
+// of its own, though the PodIP names the node already.
 func TestWhatThePodIPsSayIsGrantedAgain(t *testing.T) {
 	for how, lose := range map[string]func(w *world){
 		"boot": func(w *world) { w.clock.boot = "boot-2" },

@@ -1,20 +1,21 @@
-// Package podip is the agent's half of pools: addresses that belong to a pod and not to its node. It names the node in the
-// PodIPs of its pods, then lets the plugin give the addresses, and tells the cluster once pods will never have them again.
+// Package podip is the agent's half of pools: addresses that belong to a pod and not to its node. It names the node in
+// the PodIPs of its pods, then lets the plugin give the addresses, and tells the cluster once pods will never have them
+// again.
 //
 // # What it promises
 //
 // A pod has an address of a pool only while its PodIP names this node: the plugin gives what is granted, and a grant is
 // finished after that write (package grants, pool.MayName).
 //
-// What it tells the cluster is a fact. That a pod has ended it says only once its grant is revoked (ledger.Revoke), and it
-// has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its addresses is
-// configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API server or a file
-// means wait, and is reported on /readyz. It may be killed between any two of its writes: each is made again, or was
-// enough.
+// What it tells the cluster is a fact. That a pod has ended it says only once its grant is revoked (ledger.Revoke), and
+// it has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its addresses is
+// configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API server or a
+// file means wait, and is reported on /readyz. It may be killed between any two of its writes: each is made again, or
+// was enough.
 //
 // It decides nothing: [pool.NextAction] does. Every fact that it depends on is read past all caches, is good for
-// pool.ReadFor, and each write is bound to what was read. Nobody's annotation is believed. While the cluster has no pool
-// it watches and writes nothing.
+// pool.ReadFor, and each write is bound to what was read. Nobody's annotation is believed. While the cluster has no
+// pool it watches and writes nothing.
 //
 // # Who knows what
 //

@@ -405,8 +405,8 @@ type named struct {
 	namespace, name string
 }
 
-// learn takes over what else tells of pods: a look at the machine, the grants, the addresses of pods that the API server
-// no longer has, and the PodIPs that name this node.
+// learn takes over what else tells of pods: a look at the machine, the grants, the addresses of pods that the API
+// server no longer has, and the PodIPs that name this node.
 func (t *podTable) learn(s *sight, grants map[string]string, deleted map[string][]netip.Addr, ips []named) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -35,8 +35,8 @@ const (
 	mostWhy = 1024
 )
 
-// reporter follows the PodIPAudit, and reports for its epochs what the node has. mu is held for the fields below it, and
-// no other lock is taken meanwhile.
+// reporter follows the PodIPAudit, and reports for its epochs what the node has. mu is held for the fields below it,
+// and no other lock is taken meanwhile.
 type reporter struct {
 	node     string
 	api      api
@@ -57,8 +57,8 @@ type reporter struct {
 	// cannot is why pods here cannot have addresses of pools of a mode, empty if they can. A mode is missing while that is
 	// not known.
 	cannot map[v1alpha1.PodIPPoolMode]string
-	// reported is the epoch for which this node has reported, 0 if it is not known, and when it was found out; saidCannot is
-	// what the report says of cannot.
+	// reported is the epoch for which this node has reported, 0 if it is not known, and when it was found out; saidCannot
+	// is what the report says of cannot.
 	reported   int64
 	reportedAt time.Time
 	saidCannot map[string]v1alpha1.PodIPReportCause
@@ -79,8 +79,8 @@ func (n *reporter) owes() bool {
 	return n.audit != nil && n.reported != n.audit.Epoch
 }
 
-// doubt returns what the agent may do by the audit, and how many reports were begun: what was read before one of them is
-// not granted after it.
+// doubt returns what the agent may do by the audit, and how many reports were begun: what was read before one of them
+// is not granted after it.
 func (n *reporter) doubt() (d pool.Doubt, begun int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
