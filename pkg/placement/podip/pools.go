@@ -211,9 +211,13 @@ func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.P
 		*was.AllocatedIPCount == used {
 		return nil
 	}
+	family := 4
+	if is.Range.Subnet.Addr().Is6() {
+		family = 6
+	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion},
-		"status":   map[string]any{"totalIPCount": total, "allocatedIPCount": used},
+		"status":   map[string]any{"totalIPCount": total, "allocatedIPCount": used, "ipVersion": family},
 	})
 	if err != nil {
 		return err

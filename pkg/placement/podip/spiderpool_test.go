@@ -128,6 +128,9 @@ func (a *api) counted(t *testing.T, name string) string {
 	if is.TotalIPCount == nil || is.AllocatedIPCount == nil {
 		return "nothing"
 	}
+	if is.IPVersion == nil || *is.IPVersion != 4 {
+		t.Errorf("the column VERSION of %s shows %v", name, is.IPVersion)
+	}
 	return fmt.Sprintf("%d of %d", *is.AllocatedIPCount, *is.TotalIPCount)
 }
 

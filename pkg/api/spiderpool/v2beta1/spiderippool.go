@@ -24,7 +24,7 @@ func AddToScheme(s *runtime.Scheme) error {
 // +kubebuilder:resource:path=spiderippools,scope=Cluster,shortName=sp,categories=spiderpool
 // +kubebuilder:subresource:status
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
-// +kubebuilder:printcolumn:name="VERSION",type=string,JSONPath=`.spec.ipVersion`
+// +kubebuilder:printcolumn:name="VERSION",type=string,JSONPath=`.status.ipVersion`
 // +kubebuilder:printcolumn:name="SUBNET",type=string,JSONPath=`.spec.subnet`
 // +kubebuilder:printcolumn:name="ALLOCATED-IP-COUNT",type=integer,JSONPath=`.status.allocatedIPCount`
 // +kubebuilder:printcolumn:name="TOTAL-IP-COUNT",type=integer,JSONPath=`.status.totalIPCount`
@@ -145,6 +145,10 @@ type SpiderIPPoolStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	AllocatedIPCount *int64 `json:"allocatedIPCount,omitempty"`
+
+	// ipVersion is the family of spec.subnet. Spiderpool writes it into spec, where people may leave it out here.
+	// +optional
+	IPVersion *int64 `json:"ipVersion,omitempty"`
 }
 
 // SpiderIPPoolList is a list of SpiderIPPool.
