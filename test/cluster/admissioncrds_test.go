@@ -257,7 +257,7 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 		t.Errorf("get pippool: %v", pools)
 	}
 	ips := fields("get", "pip", "--field-selector", "spec.pool=blue")
-	if len(ips) != 5 || !slices.Equal(ips[0], []string{"NAME", "POOL", "NAMESPACE", "POD", "NODE", "PHASE", "EXPIRES", "AGE"}) ||
+	if len(ips) != 7 || !slices.Equal(ips[0], []string{"NAME", "POOL", "NAMESPACE", "POD", "NODE", "PHASE", "EXPIRES", "AGE"}) ||
 		!slices.Equal(ips[2][:6], []string{"10.6.168.102", "blue", "guarded", "web-2", "node-1", "Bound"}) {
 		t.Errorf("get pip: %v", ips)
 	}

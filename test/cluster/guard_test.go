@@ -326,6 +326,16 @@ spec: {pool: blue, mode: L2, namespace: guarded, podName: web-4, podUID: next, i
 ---
 apiVersion: stayput.io/v1alpha1
 kind: PodIP
+metadata: {name: 10.6.168.108}
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-5, podUID: found, interface: eth0, adoptedOn: node-2}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.6.168.109}
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-6, podUID: own, interface: eth0, adoptedOn: node-1}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
 metadata: {name: 10.8.168.101}
 spec: {pool: far, mode: Routed, namespace: guarded, podName: far-1, podUID: far, interface: eth0}
 ---

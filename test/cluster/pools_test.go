@@ -371,3 +371,47 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	says("why of a pod that waits", works(t, c, ns, "why", waits),
 		"it requests pool addresses (blue) and has been assigned none")
 }
+
+// Nothing keeps the addresses of pods that nobody makes again by their names.
+func TestAddressesOfPodsThatAreNotMadeAgainAreFreeAtOnce(t *testing.T) {
+	c := withPools(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, pool)
+	const pod = `{containers: [{name: web, image: ` + lab.WebImage + `, imagePullPolicy: Never}]`
+	const asks = `annotations: {stayput.io/pools: blue}`
+	apply(t, c, ns, `
+apiVersion: v1
+kind: Pod
+metadata: {name: bare, `+asks+`}
+spec: `+pod+`}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: everywhere}
+spec:
+  selector: {matchLabels: {app: everywhere}}
+  template: {metadata: {labels: {app: everywhere}, `+asks+`}, spec: `+pod+`}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: once}
+spec:
+  backoffLimit: 0
+  template: {metadata: {labels: {app: once}, `+asks+`}, spec: `+pod+`, restartPolicy: Never}}
+`)
+	having := func() (names []string) {
+		for _, ip := range podIPs(t, c) {
+			if ip.Spec.Namespace == ns {
+				names = append(names, ip.Spec.PodName)
+			}
+		}
+		return names
+	}
+	until(t, "all pods to run with addresses of the pool", func(ctx context.Context) bool {
+		all, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		return err == nil && len(all.Items) == 2+len(c.Nodes) && len(having()) == len(all.Items) &&
+			!slices.ContainsFunc(all.Items, func(p corev1.Pod) bool { return !lab.Ready(&p) })
+	})
+	kubectl(t, c, "delete", "pod/bare", "daemonset/everywhere", "job/once", "-n", ns)
+	until(t, "their addresses to be free", func(context.Context) bool { return len(having()) == 0 })
+}
