@@ -431,10 +431,14 @@ func (k *Keeper) misfit() (s Status) {
 	case k.moved(k.install.dir):
 		return s.says(StateNoPlugin, restart, k.install.dir)
 	}
-	r := k.runtime
-	if r == nil {
+	if k.runtime == nil {
 		return s
 	}
+	return k.misfitOf(*k.runtime)
+}
+
+// misfitOf is misfit for how the runtime is configured.
+func (k *Keeper) misfitOf(r Runtime) (s Status) {
 	is := func(path, mounted string) bool {
 		same, known := k.isNode(path, mounted)
 		return same || !known && filepath.Clean(path) == filepath.Clean(mounted)
