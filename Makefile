@@ -13,7 +13,7 @@ export CGO_ENABLED := 0
 
 .PHONY: all build image release publish github-release release-check \
 	manifests test lab vet demo chaos chaos-routed chaos-calico flannel long conformance compat apps calico calico-ipam crio multus \
-	cert-manager floods bench bench-cluster fuzz fuzz-model clean
+	cert-manager mesh floods bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -95,6 +95,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet -tags release ./test/release
 	$(GO) vet -tags floods ./test/flood
 	$(GO) vet -tags calico ./test/node ./test/cluster
+	$(GO) vet -tags mesh ./test/node
 	$(GO) vet -tags flannel,long,multus,certmanager ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
@@ -169,6 +170,10 @@ multus: ## retained addresses and those of pools behind multus, thin and thick, 
 cert-manager: ## the webhook that gates pods with a certificate of cert-manager; 4 min, and 4 more the first time
 	$(GO) run ./test/lab/cmd/labbuild cert-manager
 	$(GO) test -count=1 -v -timeout 30m -tags certmanager -run CertManager ./test/cluster
+
+mesh: ## Istio's own installer, coming and going beside the agent on containerd; 1 min, and 10 more the first time
+	$(GO) run ./test/lab/cmd/labbuild mesh
+	$(GO) test -count=1 -v -timeout 30m -tags mesh -run Mesh ./test/node
 
 floods: ## what any client or author can send controllers, within the chart's limit of memory; 4 min
 	$(GO) run ./test/lab/cmd/labbuild

@@ -397,6 +397,23 @@ func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
 	}
 }
 
+// By the label the admission policy finds the copies of a pod in a backup, also one whose template has the gate.
+func TestWhatIsPinnedHasTheLabel(t *testing.T) {
+	for _, value := range []string{"", "yes"} {
+		pod := hometest.Pod(ownedBySet)
+		pod.Labels = map[string]string{"app": "web"}
+		want := map[string]string{"app": "web", gate.ManagedLabel: gate.Managed}
+		if value != "" {
+			pod.Labels[gate.ManagedLabel], want[gate.ManagedLabel] = value, value
+		}
+		p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),
+			keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+		if placed := p.looksAt(t, pod); !home.Pinned(placed) || !maps.Equal(placed.Labels, want) {
+			t.Errorf("placed by %+v with %v, want %v", placed.Spec, placed.Labels, want)
+		}
+	}
+}
+
 func TestWhatIsRecordedOfAPredecessorIsFilteredWhoeverWroteIt(t *testing.T) {
 	record := &home.Record{State: kruisev1alpha1.PodState{Annotations: map[string]string{
 		"kept": "so", stayputv1alpha1.AnnotationAddresses: "victim's", stayputv1alpha1.AnnotationPinned: "node node-9",

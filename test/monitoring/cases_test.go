@@ -74,6 +74,15 @@ var cases = map[string]alertCase{
 		},
 		after: "17m", labels: labels("state", "shadowed"), value: "1",
 	},
+	"StayputChainedPluginMissing": {
+		fires: []string{`stayput_agent_cni_config_incomplete{instance="node-1"} = 1x20`,
+			`stayput_agent_cni_config{instance="node-1",state="active"} = 1x20`},
+		quiet: []string{
+			`stayput_agent_cni_config_incomplete{instance="node-1"} = 1x5 0 1x20`, // an upgrade of the mesh
+			`stayput_agent_cni_config_incomplete{instance="node-2"} = 0x20`,
+		},
+		after: "17m", value: "1",
+	},
 	"StayputCNIConfigurationErrors": {
 		fires: []string{`stayput_agent_errors_total{instance="node-1",operation="cni_config"} = 0+1x40`},
 		quiet: []string{`stayput_agent_errors_total{instance="node-1",operation="cni_config"} = 0x2 1x40`},

@@ -37,14 +37,16 @@ func classifyCalico(p map[string]any) (Kind, string) {
 	if ipam["routes"] != nil && !isList {
 		return Foreign, "ipam.routes: expected a list"
 	}
-	for i, r := range routes {
-		route, _ := r.(map[string]any)
-		if dst, err := netip.ParsePrefix(fmt.Sprint(route["dst"])); err != nil || dst.Bits() != 0 {
-			return Foreign, fmt.Sprintf("ipam.routes[%d]: Calico sets routes other than default routes only "+
-				"with host-local", i)
-		}
+	if i := slices.IndexFunc(routes, notDefault); i >= 0 {
+		return Foreign, fmt.Sprintf("ipam.routes[%d]: Calico sets routes other than default routes only with host-local", i)
 	}
 	return Stock, ""
+}
+
+func notDefault(route any) bool {
+	r, _ := route.(map[string]any)
+	dst, err := netip.ParsePrefix(fmt.Sprint(r["dst"]))
+	return err != nil || dst.Bits() != 0
 }
 
 // WantsPodCIDRs reports whether Derive needs the Node's podCIDRs.

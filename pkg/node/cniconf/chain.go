@@ -98,14 +98,13 @@ func merged(source, own *Conf, missing func(plugin string) bool) (plugins []map[
 	m := newMerge(source, own)
 	var order []string
 	for _, key := range slices.Concat(m.keys, m.ownKeys) {
-		switch p := m.plugin(key); {
-		case p == nil || slices.Contains(order, key):
-		case missing != nil && !gives(p) && missing(typeOf(p)):
-			if !slices.Contains(left, typeOf(p)) {
-				left = append(left, typeOf(p))
-			}
-		default:
-			order = append(order, key)
+		p := m.plugin(key)
+		list, name := &order, key
+		if missing != nil && !gives(p) && missing(typeOf(p)) {
+			list, name = &left, typeOf(p)
+		}
+		if p != nil && !slices.Contains(*list, name) {
+			*list = append(*list, name)
 		}
 	}
 	// Some programs insist on being the last.

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -172,8 +174,12 @@ func TestAPluginThatTheRuntimeDoesNotHaveIsNotNamed(t *testing.T) {
 		}
 		degraded := strings.HasPrefix(w.k.Line(), Degraded) && strings.Contains(w.k.Line(),
 			"10-pods.conflist names istio-cni")
-		if missing := !slices.Contains(want, mesh); missing != degraded || missing != (s.Problem != "") {
+		missing := !slices.Contains(want, mesh)
+		if missing != degraded || missing != (s.Problem != "") {
 			t.Errorf("/readyz: %s", w.k.Line())
+		}
+		if metric := testutil.ToFloat64(w.k.metrics.incomplete) == 1; metric != missing {
+			t.Errorf("stayput_agent_cni_config_incomplete: %v with %v", metric, want)
 		}
 	}
 	named(portmap) // a removal of the mesh left it in the source, and somebody removed our file

@@ -182,37 +182,39 @@ func (c *Conf) Types() (types []string) {
 // Stayput returns the configuration that stayput is given by the first plugin that names it, as far as the file has it:
 // flannel adds the ranges at ADD. It returns nil if no plugin names stayput, and an error of Parse.
 func (c *Conf) Stayput() (*netconf.Config, error) {
-	for _, p := range pluginsOf(c.list) {
-		if ipamType(p) != netconf.Type {
-			continue
-		}
-		conf, err := parseGiven(c.list, p)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", c.File, err)
-		}
-		return conf, nil
+	p := c.plugin(namesStayput)
+	if p == nil {
+		return nil, nil
 	}
-	return nil, nil
+	conf, err := parseGiven(c.list, p)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.File, err)
+	}
+	return conf, nil
 }
+
+// plugin returns the first plugin that is such, nil if there is none.
+func (c *Conf) plugin(is func(map[string]any) bool) map[string]any {
+	plugins := pluginsOf(c.list)
+	if i := slices.IndexFunc(plugins, is); i >= 0 {
+		return plugins[i]
+	}
+	return nil
+}
+
+func namesStayput(p map[string]any) bool { return ipamType(p) == netconf.Type }
 
 // Bridge returns the name of the bridge of the pods that stayput has addresses for, empty if they are on none.
 func (c *Conf) Bridge() string {
-	for _, p := range pluginsOf(c.list) {
-		if ipamType(p) != netconf.Type {
-			continue
-		}
-		plugin, main := typeOf(p), p
-		if plugin == flannelType {
-			main = delegateOf(p)
-			plugin = typeOf(main)
-		}
-		if plugin != "bridge" {
-			return ""
-		}
-		name, _ := main["bridge"].(string)
-		return cmp.Or(name, "cni0")
+	p := c.plugin(namesStayput)
+	if typeOf(p) == flannelType {
+		p = delegateOf(p)
 	}
-	return ""
+	if typeOf(p) != "bridge" {
+		return ""
+	}
+	name, _ := p["bridge"].(string)
+	return cmp.Or(name, "cni0")
 }
 
 // CannotRoute says why pods of the network cannot have routed addresses, by its main plugin alone. It is empty if they
@@ -235,21 +237,21 @@ func (c *Conf) cannot(parse func(main []byte) error) string {
 	case Foreign:
 		return c.Why
 	}
-	for _, p := range pluginsOf(c.list) {
-		t, ipam := typeOf(p), ipamType(p)
-		if t == flannelType {
-			p = delegateOf(p)
-		} else if ipam != netconf.Type && ipam != netconf.HostLocal {
-			continue
-		}
-		data, err := json.Marshal(p) // with the numbers that the CNI plugin reads
-		if err == nil {
-			err = parse(data)
-		}
-		if err != nil {
-			return fmt.Sprintf("%s: %v", c.File, err)
-		}
+	p := c.plugin(func(p map[string]any) bool {
+		return typeOf(p) == flannelType || namesStayput(p) || ipamType(p) == netconf.HostLocal
+	})
+	if p == nil {
 		return ""
+	}
+	if typeOf(p) == flannelType {
+		p = delegateOf(p)
+	}
+	data, err := json.Marshal(p) // with the numbers that the CNI plugin reads
+	if err == nil {
+		err = parse(data)
+	}
+	if err != nil {
+		return fmt.Sprintf("%s: %v", c.File, err)
 	}
 	return ""
 }
@@ -284,7 +286,7 @@ func parseGiven(list, plugin map[string]any) (*netconf.Config, error) {
 // WithoutAnnotations reports whether a plugin names stayput but does not ask for the pods' annotations.
 func (c *Conf) WithoutAnnotations() bool {
 	return slices.ContainsFunc(pluginsOf(c.list), func(p map[string]any) bool {
-		return ipamType(p) == netconf.Type && netconf.Section(p, "capabilities")[netconf.AnnotationsCapability] != true
+		return namesStayput(p) && netconf.Section(p, "capabilities")[netconf.AnnotationsCapability] != true
 	})
 }
 
@@ -339,22 +341,15 @@ func (c *Conf) Redelegate(name string, to *Conf) []byte {
 		plugin = pluginsOf(m)[0]
 	}
 	delegates, _ := plugin["delegates"].([]any)
-	first, network := c.Delegate()
-	switch {
+	switch first, network := c.Delegate(); {
+	case first.marker() != nil:
+		delegates[0] = other
 	case first == nil && path.Base(network) == name && network != name:
 		plugin["clusterNetwork"] = path.Join(path.Dir(network), to.File)
-	case first == nil:
-		return nil
 	default:
-		if _, derived := first.DerivedFrom(); !derived {
-			return nil
-		}
-		delegates[0] = other
+		return nil
 	}
-	data, err := encode(m)
-	if err != nil {
-		return nil // decoded values encode
-	}
+	data, _ := encode(m) // decoded values encode
 	return data
 }
 

@@ -121,11 +121,18 @@ func (d confDir) status() Status {
 	}
 	c := d.all[0]
 	s := d.withSource(Status{File: c.File, Network: c.Network})
-	switch {
-	case d.own.is(Broken): // others write it, too, and not all of them rename
+	if d.own.is(Broken) { // others write it, too, and not all of them rename
 		return s.says(StateBroken, "%s: %s: remove it unless a program is writing it", ConflistName, d.own.Why)
-	case !d.ours && d.own.is(Stock, Multus, Foreign):
+	}
+	if !d.ours && d.own.is(Stock, Multus, Foreign) {
 		return s.says(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
+	}
+	return d.firstStatus(s, c)
+}
+
+// firstStatus is the status of the file that the runtime uses.
+func (d confDir) firstStatus(s Status, c *Conf) Status {
+	switch {
 	case d.ours && c == d.own:
 		return d.ownStatus(s)
 	case c.marker() != nil:
@@ -179,56 +186,44 @@ func (s Status) says(state State, format string, args ...any) Status {
 	return s
 }
 
-// throughMultus returns the status of the network that multus delegates to. Its file is not edited before the end:
-// see HandBackMultus.
+// throughMultus returns the status of the network that multus delegates to: a copy of it, or its file, which was the
+// first of the directory when multus' daemon started, and which that reads at every ADD. Multus' file is not edited
+// before the end: see HandBackMultus.
 func (d confDir) throughMultus(s Status, c *Conf, ours bool) Status {
-	const restart = "multus copies the first configuration when it starts: restart its pod on this node"
-	first, network := c.Delegate()
+	to, network := c.Delegate()
+	what := c.File + " delegates to a copy of a network"
 	switch {
-	case first != nil:
+	case to != nil:
 	case strings.Contains(network, "/"):
-		return d.throughFile(s, c, filepath.Base(network), ours)
+		what = c.File + " delegates to " + filepath.Base(network)
+		if to = d.Find(filepath.Base(network)); to == nil {
+			return s.says(StateBroken, "%s, which does not exist: no pod can start until multus' pod on this node is restarted",
+				what)
+		}
 	case network != "":
 		return s.says(StateMultus, "%s delegates to the cluster network %s, which is configured elsewhere", c.File, network)
 	default:
-		return s.says(StateMultus, "%s does not name its delegate; %s once %s exists",
-			c.File, restart, ConflistName)
-	}
-	s.Network = first.Network
-	switch {
-	case first.Kind == ByHand:
-		return s.says(StateActive, "%s delegates to a network that uses stayput", c.File)
-	case first.Kind == Stock && ours:
-		return s.says(StateShadowed, "%s contains a copy of a network that uses host-local; %s so that it copies %s",
-			c.File, restart, ConflistName)
-	case first.Kind == Stock:
-		return s.says(StateStock, "%s contains a copy of a network that uses host-local", c.File)
-	}
-	return s.says(StateUnsupported, "%s: delegates[0]: %s", c.File, first.Why)
-}
-
-// throughFile returns the status of the file that multus' daemon delegates to. It was the first of the directory when
-// the daemon started, and the daemon reads it at every ADD.
-func (d confDir) throughFile(s Status, c *Conf, name string, ours bool) Status {
-	to := d.Find(name)
-	if to == nil {
-		return s.says(StateBroken,
-			"%s delegates to %s, which does not exist: no pod can start until multus' pod on this node is restarted",
-			c.File, name)
+		return s.says(StateMultus, "%s does not name its delegate; multus copies the first configuration when it starts: "+
+			"restart its pod on this node once %s exists", c.File, ConflistName)
 	}
 	s.Network = to.Network
+	return s.delegated(what, to.Kind, to.Why, ours)
+}
+
+// delegated returns the status with a network of a kind that multus delegates to.
+func (s Status) delegated(what string, kind Kind, why string, ours bool) Status {
 	switch {
-	case to.Kind == ByHand:
-		return s.says(StateActive, "%s delegates to %s, which uses stayput", c.File, name)
-	case to.Kind == Stock && ours:
-		return s.says(StateShadowed, "%s delegates to %s, the first configuration when multus started: "+
-			"restart its pod on this node so that it uses %s", c.File, name, ConflistName)
-	case to.Kind == Stock:
-		return s.says(StateStock, "%s delegates to %s, which uses host-local", c.File, name)
-	case to.Kind == Broken:
-		return s.says(StateBroken, "%s delegates to %s: %s", c.File, name, to.Why)
+	case kind == ByHand:
+		return s.says(StateActive, "%s, which uses stayput", what)
+	case kind == Stock && ours:
+		return s.says(StateShadowed, "%s, the first configuration when multus started, which uses host-local: "+
+			"restart its pod on this node so that it uses %s", what, ConflistName)
+	case kind == Stock:
+		return s.says(StateStock, "%s, which uses host-local", what)
+	case kind == Broken:
+		return s.says(StateBroken, "%s: %s", what, why)
 	}
-	return s.says(StateUnsupported, "%s delegates to %s: %s", c.File, name, to.Why)
+	return s.says(StateUnsupported, "%s: %s", what, why)
 }
 
 // plan is what to do about the agent's file: nothing if it neither writes nor removes.
@@ -265,19 +260,24 @@ func (d confDir) decide(l Limits, m *memory, now ledger.Instant) plan {
 	case d.held(m, now):
 		return m.hold(d.own, now)
 	}
+	return d.follow(l)
+}
+
+// follow has the agent's file follow its source.
+func (d confDir) follow(l Limits) plan {
 	switch first := d.first; {
 	case !first.is(Stock, Broken):
 		return plan{remove: d.own != nil}
-	case first.Kind == Stock && first.File > ConflistName:
-		return d.derive(l)
-	case first.Kind == Stock: // ours would not be used
-		return plan{remove: d.own != nil, status: Status{}.says(StateShadowed,
-			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
-	case d.own != nil:
+	case first.Kind == Broken && d.own != nil:
 		return plan{status: Status{}.says(StateBroken, "%s cannot be loaded, %s is left unchanged: %s",
 			first.File, ConflistName, first.Why)}
+	case first.Kind == Broken:
+		return plan{}
+	case first.File < ConflistName: // ours would not be used
+		return plan{remove: d.own != nil, status: Status{}.says(StateShadowed,
+			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
 	}
-	return plan{}
+	return d.derive(l)
 }
 
 // behindMultus takes the agent's file away, which multus' would be used but for.

@@ -81,15 +81,9 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 	if len(left) > 0 {
 		marker["missing"] = left
 	}
-	plugins := []any{}
-	for _, p := range chain {
-		p := clone(p).(map[string]any)
-		if gives(p) {
-			if err := l.give(p, podCIDRs); err != nil {
-				return nil, fmt.Errorf("%s: %w", source.File, err)
-			}
-		}
-		plugins = append(plugins, p)
+	plugins, err := l.giveAll(chain, podCIDRs)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", source.File, err)
 	}
 	if l.Network != nil {
 		list["name"] = l.Network.Name
@@ -103,6 +97,21 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		return nil, fmt.Errorf("the configuration derived from %s cannot be loaded: %w", source.File, err)
 	}
 	return data, nil
+}
+
+// giveAll returns copies of plugins in which those that Derive gives to stayput run that.
+func (l Limits) giveAll(chain []map[string]any, podCIDRs []netip.Prefix) ([]any, error) {
+	plugins := []any{}
+	for _, p := range chain {
+		p := clone(p).(map[string]any)
+		if gives(p) {
+			if err := l.give(p, podCIDRs); err != nil {
+				return nil, err
+			}
+		}
+		plugins = append(plugins, p)
+	}
+	return plugins, nil
 }
 
 // give has a plugin run stayput in host-local's place.
@@ -120,18 +129,14 @@ func (l Limits) give(p map[string]any, podCIDRs []netip.Prefix) error {
 	if l.Network != nil {
 		ipam["dataDir"] = l.Network.DataDir
 	}
-	for key, share := range map[string]float64{
-		"promisedShare": l.PromisedShare, "promisedSharePerNamespace": l.PromisedSharePerNamespace,
+	for key, n := range map[string]string{
+		"promisedShare":             strconv.FormatFloat(l.PromisedShare, 'f', -1, 64),
+		"promisedSharePerNamespace": strconv.FormatFloat(l.PromisedSharePerNamespace, 'f', -1, 64),
+		"promisedLimit":             strconv.FormatInt(l.PromisedLimit, 10),
+		"promisedLimitPerNamespace": strconv.FormatInt(l.PromisedLimitPerNamespace, 10),
 	} {
-		if share != 0 {
-			ipam[key] = json.Number(strconv.FormatFloat(share, 'f', -1, 64))
-		}
-	}
-	for key, limit := range map[string]int64{
-		"promisedLimit": l.PromisedLimit, "promisedLimitPerNamespace": l.PromisedLimitPerNamespace,
-	} {
-		if limit != 0 {
-			ipam[key] = json.Number(strconv.FormatInt(limit, 10))
+		if n != "0" {
+			ipam[key] = json.Number(n)
 		}
 	}
 	if l.LongestRetention != 0 {
@@ -200,10 +205,7 @@ func Retype(data []byte, from, to, network, stateDir string) []byte {
 	if err != nil || network != "" && m["name"] != network || !retype(m, from, to, stateDir) {
 		return nil
 	}
-	data, err = json.Marshal(m)
-	if err != nil {
-		return nil // decoded values encode
-	}
+	data, _ = json.Marshal(m) // decoded values encode
 	return data
 }
 
@@ -212,32 +214,17 @@ func Retype(data []byte, from, to, network, stateDir string) []byte {
 // stayput, it puts stateDir too.
 func RetypeCached(data []byte, from, to, network, stateDir string) []byte {
 	var file map[string]json.RawMessage // the rest stays byte for byte
-	var kind, of string
+	var kind string
 	var config []byte // base64 in the file
-	for _, err := range []error{
-		json.Unmarshal(data, &file), json.Unmarshal(file["kind"], &kind),
-		json.Unmarshal(file["networkName"], &of), json.Unmarshal(file["config"], &config),
-	} {
-		if err != nil {
-			return nil
-		}
-	}
-	if kind != cachedKind || network != "" && of != network {
+	if json.Unmarshal(data, &file) != nil || json.Unmarshal(file["kind"], &kind) != nil || kind != cachedKind ||
+		json.Unmarshal(file["config"], &config) != nil {
 		return nil
 	}
-	m, err := decode(config)
-	if err != nil || !retype(m, from, to, stateDir) {
+	if config = Retype(config, from, to, network, stateDir); config == nil {
 		return nil
 	}
-	if config, err = json.Marshal(m); err == nil {
-		file["config"], err = json.Marshal(config)
-	}
-	if err == nil {
-		data, err = json.Marshal(file)
-	}
-	if err != nil {
-		return nil // decoded values encode
-	}
+	file["config"], _ = json.Marshal(config) // bytes encode
+	data, _ = json.Marshal(file)             // decoded values, too
 	return data
 }
 
@@ -265,10 +252,7 @@ func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Co
 	if !changed {
 		return nil
 	}
-	data, err := json.Marshal(delegates)
-	if err != nil {
-		return nil // decoded values encode
-	}
+	data, _ = json.Marshal(delegates) // decoded values encode
 	return data
 }
 

@@ -54,37 +54,15 @@ func ReadDir(path string) (Dir, error) {
 	return Dir{}, err
 }
 
-func readDirOnce(path string) (Dir, error) {
-	entries, err := os.ReadDir(path) // sorted by name
-	if err != nil {
+func readDirOnce(path string) (d Dir, err error) {
+	var folders []string
+	if d.Files, folders, err = readFiles(path, ".conf", ".conflist", ".json"); err != nil {
 		return Dir{}, err
 	}
-	d := Dir{Folders: map[string][]File{}}
-	for _, e := range entries {
-		if e.IsDir() {
-			inside, err := os.ReadDir(filepath.Join(path, e.Name()))
-			if err != nil {
-				return Dir{}, err
-			}
-			for _, f := range inside {
-				if filepath.Ext(f.Name()) != ".conf" || f.IsDir() {
-					continue
-				}
-				c, err := readFile(filepath.Join(path, e.Name(), f.Name()))
-				if err != nil {
-					return Dir{}, err
-				}
-				d.Folders[e.Name()] = append(d.Folders[e.Name()], c)
-			}
-			continue
-		}
-		switch filepath.Ext(e.Name()) {
-		case ".conf", ".conflist", ".json":
-			c, err := readFile(filepath.Join(path, e.Name()))
-			if err != nil {
-				return Dir{}, err
-			}
-			d.Files = append(d.Files, c)
+	d.Folders = map[string][]File{}
+	for _, name := range folders {
+		if d.Folders[name], _, err = readFiles(filepath.Join(path, name), ".conf"); err != nil {
+			return Dir{}, err
 		}
 	}
 	// If the directory was removed, a mount of it stays empty forever.
@@ -97,6 +75,21 @@ func readDirOnce(path string) (Dir, error) {
 			"mounted: restart the agent", path)
 	}
 	return d, nil
+}
+
+// readFiles returns the files of a directory with one of these extensions, sorted by name, and its folders.
+func readFiles(path string, extensions ...string) (files []File, folders []string, err error) {
+	entries, err := os.ReadDir(path)
+	for _, e := range entries {
+		if e.IsDir() {
+			folders = append(folders, e.Name())
+		} else if err == nil && slices.Contains(extensions, filepath.Ext(e.Name())) {
+			var f File
+			f, err = readFile(filepath.Join(path, e.Name()))
+			files = append(files, f)
+		}
+	}
+	return files, folders, err
 }
 
 // readFile returns fs.ErrNotExist if the file is gone; any other error is in File.Err.

@@ -36,19 +36,29 @@ func (k *Keeper) elsewhere(dir confDir) (s Status) {
 		r = *k.runtime
 	}
 	if len(dir.Files) == 0 && r.ConfDir == "" {
-		for _, other := range k.others(KnownConfDirs, k.o.ConfDir) {
-			if d, err := ReadDir(filepath.Join(k.o.Root, other)); err == nil && len(d.Files) > 0 {
-				return s.says(StateError, "no CNI configuration in %s, but one in %s (%s): set --cni-conf-dir to that directory",
-					k.o.ConfDir, other, d.Files[0].Name)
-			}
-		}
+		s = k.otherConfDir()
 	}
 	// A runtime that does not find the plugin starts no pod. Where it finds the others it finds this one, and it has
 	// found it if the agent's file is there.
-	if r.Name != crio || dir.ours || !dir.first.is(Stock) {
-		return s
+	if s.State == "" && r.Name == crio && !dir.ours && dir.first.is(Stock) {
+		s = k.otherBinDir(dir.first.Types())
 	}
-	types := dir.first.Types()
+	return s
+}
+
+// otherConfDir is about a node whose configuration is in a known directory other than this one.
+func (k *Keeper) otherConfDir() (s Status) {
+	for _, other := range k.others(KnownConfDirs, k.o.ConfDir) {
+		if d, err := ReadDir(filepath.Join(k.o.Root, other)); err == nil && len(d.Files) > 0 {
+			return s.says(StateError, "no CNI configuration in %s, but one in %s (%s): set --cni-conf-dir to that directory",
+				k.o.ConfDir, other, d.Files[0].Name)
+		}
+	}
+	return s
+}
+
+// otherBinDir is about a node that has the plugins of its configuration elsewhere.
+func (k *Keeper) otherBinDir(types []string) (s Status) {
 	if holds(k.o.BinDir, types) {
 		return s
 	}
@@ -95,7 +105,7 @@ func (k *Keeper) openNode(path string) (*os.File, error) {
 	case errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR):
 		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ENOENT}
 	}
-	return nil, fmt.Errorf("%w: %s", errHidden, cause(err).Error()) // that a file is not there means more
+	return nil, fmt.Errorf("%w: %s", errHidden, cause(err).Error())
 }
 
 var errHidden = errors.New("the node's files cannot be seen")
@@ -134,26 +144,17 @@ func (k *Keeper) missing(own *Conf) (missing func(plugin string) bool, wait time
 	}
 	there := map[string]bool{}
 	for _, dir := range k.runtime.BinDirs {
-		f, err := k.openNode(dir)
-		if errors.Is(err, errHidden) && filepath.Clean(dir) == filepath.Clean(k.o.BinDir) {
-			f, err = os.Open(dir)
-		}
+		names, changed, err := k.programs(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return nil, 0
 		}
-		defer f.Close()
-		info, err := f.Stat()
-		names, readErr := f.Readdirnames(-1)
-		if err != nil || readErr != nil {
-			return nil, 0
-		}
 		for _, name := range names {
 			there[name] = true
 		}
-		wait = max(wait, lasting-time.Since(info.ModTime()))
+		wait = max(wait, lasting-time.Since(changed))
 	}
 	if wait > 0 {
 		for _, p := range pluginsOf(own.content()) {
@@ -161,4 +162,22 @@ func (k *Keeper) missing(own *Conf) (missing func(plugin string) bool, wait time
 		}
 	}
 	return func(plugin string) bool { return !there[plugin] }, wait
+}
+
+// programs returns what is in a directory of the node's, and when that has last changed.
+func (k *Keeper) programs(dir string) (names []string, changed time.Time, err error) {
+	f, err := k.openNode(dir)
+	if errors.Is(err, errHidden) && filepath.Clean(dir) == filepath.Clean(k.o.BinDir) {
+		f, err = os.Open(dir)
+	}
+	if err != nil {
+		return nil, changed, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, changed, err
+	}
+	names, err = f.Readdirnames(-1)
+	return names, info.ModTime(), err
 }

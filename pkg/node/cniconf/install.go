@@ -1,8 +1,8 @@
 package cniconf
 
 import (
-	"bytes"
 	"context"
+	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/json"
 	"errors"
@@ -107,70 +107,53 @@ func (i *installer) install(ctx context.Context) error {
 	if to, err := statFile(i.target()); err == nil && i.same == [2]fileID{from, to} {
 		return nil
 	}
-	same, err := sameContent(i.source, i.target())
-	if err != nil {
+	if err := i.replace(ctx); err != nil {
 		return err
-	}
-	if !same {
-		if info, err := buildinfo.ReadFile(i.source); err != nil || info.Path != pluginPackage {
-			return fmt.Errorf("%s is not Stayput's plugin", i.source)
-		}
-		source, err := os.Open(i.source)
-		if err != nil {
-			return err
-		}
-		defer source.Close()
-		f := atomicfile.File{Path: i.target(), Mode: 0o755}
-		f.Accept = func(temp string) error { return answersVersion(ctx, temp) }
-		if err := f.Write(source); err != nil {
-			return err
-		}
-	} else if info, err := os.Stat(i.target()); err != nil {
-		return err
-	} else if info.Mode().Perm() != 0o755 {
-		if err := os.Chmod(i.target(), 0o755); err != nil {
-			return err
-		}
 	}
 	to, err := statFile(i.target())
+	if err == nil {
+		i.same = [2]fileID{from, to}
+	}
+	return err
+}
+
+// replace copies the source unless the target has its content.
+func (i *installer) replace(ctx context.Context) error {
+	want, err := digest(i.source)
+	is, isErr := digest(i.target())
+	if err = errors.Join(err, ignoreMissing(isErr)); err != nil {
+		return err
+	}
+	if is == want {
+		info, err := os.Stat(i.target())
+		if err != nil || info.Mode().Perm() == 0o755 {
+			return err
+		}
+		return os.Chmod(i.target(), 0o755)
+	}
+	if info, err := buildinfo.ReadFile(i.source); err != nil || info.Path != pluginPackage {
+		return fmt.Errorf("%s is not Stayput's plugin", i.source)
+	}
+	source, err := os.Open(i.source)
 	if err != nil {
 		return err
 	}
-	i.same = [2]fileID{from, to}
-	return nil
+	defer source.Close()
+	return atomicfile.File{Path: i.target(), Mode: 0o755, Accept: func(temp string) error {
+		return answersVersion(ctx, temp)
+	}}.Write(source)
 }
 
-// sameContent compares two files without holding them in memory. b may be missing.
-func sameContent(a, b string) (bool, error) {
-	fa, err := os.Open(a)
+// digest tells one content of a file from another.
+func digest(path string) (sum [sha256.Size]byte, err error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return false, err
+		return sum, err
 	}
-	defer fa.Close()
-	fb, err := os.Open(b)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer fb.Close()
-	bufA, bufB := make([]byte, 64<<10), make([]byte, 64<<10)
-	for {
-		na, errA := io.ReadFull(fa, bufA)
-		nb, errB := io.ReadFull(fb, bufB)
-		if !bytes.Equal(bufA[:na], bufB[:nb]) {
-			return false, nil
-		}
-		for _, err := range []error{errA, errB} {
-			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-				return false, err
-			}
-		}
-		if errA != nil {
-			return true, nil // both have ended
-		}
-	}
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	return [sha256.Size]byte(h.Sum(nil)), err
 }
 
 // try runs the binary once for each content.
@@ -205,37 +188,42 @@ var errNoAnswer = errors.New("no response")
 
 const versionTimeout = 30 * time.Second
 
-// answersVersion runs a plugin's VERSION command.
+// answersVersion runs a plugin's VERSION command, again while a process that was forked meanwhile has the file open for
+// writing until its exec.
 func answersVersion(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	for {
-		cmd := exec.CommandContext(ctx, path)
-		cmd.Env = []string{"CNI_COMMAND=VERSION"}
-		cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
-		out, err := cmd.Output()
-		var exit *exec.ExitError
-		var answer struct{ SupportedVersions []string }
-		switch {
-		case ctx.Err() != nil:
-			return fmt.Errorf("VERSION failed: %w", errNoAnswer)
-		case errors.Is(err, syscall.ETXTBSY):
-			// A process forked meanwhile has the file open for writing until its exec.
-			select {
-			case <-ctx.Done():
-			case <-time.After(10 * time.Millisecond):
-			}
-			continue
-		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist),
-			errors.Is(err, syscall.ENOEXEC):
-			return fmt.Errorf("cannot be executed: %w", cause(err))
-		case err != nil: // killed, or the machine is out of processes or memory
-			return fmt.Errorf("VERSION failed: %w: %w", errNoAnswer, cause(err))
-		case json.Unmarshal(out, &answer) != nil || len(answer.SupportedVersions) == 0:
-			return fmt.Errorf("VERSION returned %.64q: expected the supported versions", out)
+		err := askVersion(ctx, path)
+		if !errors.Is(err, syscall.ETXTBSY) {
+			return err
 		}
-		return nil
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
+}
+
+func askVersion(ctx context.Context, path string) error {
+	cmd := exec.CommandContext(ctx, path)
+	cmd.Env = []string{"CNI_COMMAND=VERSION"}
+	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	var answer struct{ SupportedVersions []string }
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("VERSION failed: %w", errNoAnswer)
+	case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist),
+		errors.Is(err, syscall.ENOEXEC):
+		return fmt.Errorf("cannot be executed: %w", cause(err))
+	case err != nil: // killed, or the machine is out of processes or memory
+		return fmt.Errorf("VERSION failed: %w: %w", errNoAnswer, cause(err))
+	case json.Unmarshal(out, &answer) != nil || len(answer.SupportedVersions) == 0:
+		return fmt.Errorf("VERSION returned %.64q: expected the supported versions", out)
+	}
+	return nil
 }
 
 // cause returns the system's error number in err, or err if there is none.

@@ -109,8 +109,9 @@ const (
 )
 
 type metrics struct {
-	config *prometheus.GaugeVec
-	writes prometheus.Counter
+	config     *prometheus.GaugeVec
+	incomplete prometheus.Gauge
+	writes     prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -119,13 +120,25 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "stayput_agent_cni_config",
 			Help: "State of the node's CNI configuration: 1 for the current state, 0 for all others.",
 		}, []string{"state"}),
+		incomplete: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "stayput_agent_cni_config_incomplete",
+			Help: "Whether the CNI configuration leaves out chained plugins that the runtime does not have.",
+		}),
 		writes: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stayput_agent_cni_config_writes_total",
 			Help: "Writes and removals of the agent's CNI configuration; each makes the runtime reload.",
 		}),
 	}
-	r.MustRegister(m.config, m.writes)
+	r.MustRegister(m.config, m.incomplete, m.writes)
 	return m
+}
+
+func (m *metrics) set(s Status) {
+	one := map[bool]float64{true: 1}
+	for _, state := range states {
+		m.config.WithLabelValues(string(state)).Set(one[state == s.State])
+	}
+	m.incomplete.Set(one[s.Problem != ""])
 }
 
 // New returns a keeper that does nothing before Run.
@@ -274,13 +287,7 @@ func (k *Keeper) observe(ctx context.Context) (again time.Duration) {
 	was := k.status
 	k.status = s
 	k.mu.Unlock()
-	for _, state := range states {
-		v := 0.0
-		if state == s.State {
-			v = 1
-		}
-		k.metrics.config.WithLabelValues(string(state)).Set(v)
-	}
+	k.metrics.set(s)
 	if s.State != was.State {
 		k.since = time.Now()
 	}
@@ -424,10 +431,14 @@ func (k *Keeper) misfit() (s Status) {
 	case k.moved(k.install.dir):
 		return s.says(StateNoPlugin, restart, k.install.dir)
 	}
-	r := k.runtime
-	if r == nil {
+	if k.runtime == nil {
 		return s
 	}
+	return k.misfitOf(*k.runtime)
+}
+
+// misfitOf is misfit for how the runtime is configured.
+func (k *Keeper) misfitOf(r Runtime) (s Status) {
 	is := func(path, mounted string) bool {
 		same, known := k.isNode(path, mounted)
 		return same || !known && filepath.Clean(path) == filepath.Clean(mounted)

@@ -114,9 +114,6 @@ const plain = Kind(-1)
 
 func classifyPlugin(p map[string]any) (Kind, string) {
 	by, wrong := ipamOf(p)
-	if wrong != "" {
-		return Foreign, wrong
-	}
 	t := typeOf(p)
 	why := reasons[t]
 	if why != "" {
@@ -124,21 +121,31 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 	}
 	isCaller := slices.Contains(callers, t) || t == flannelType
 	switch {
+	case wrong != "":
+		return Foreign, wrong
 	case by == netconf.Type:
 		return ByHand, ""
-	case by == "" || by != netconf.HostLocal && !isCaller && why == "":
+	case by == netconf.HostLocal:
+		return classifyStock(p, isCaller, why)
+	case by == "" || !isCaller && why == "":
 		return plain, ""
-	case by != netconf.HostLocal:
-		return Foreign, cmp.Or(why, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by))
+	}
+	return Foreign, cmp.Or(why, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by))
+}
+
+// classifyStock is about a plugin with host-local; why is what is known of one whose addresses cannot be kept.
+func classifyStock(p map[string]any, isCaller bool, why string) (Kind, string) {
+	switch t := typeOf(p); {
 	case t == flannelType:
 		return classifyFlannel(p)
 	case t == calicoType:
 		return classifyCalico(p)
 	case isCaller:
 		return Stock, ""
+	default:
+		return Foreign, cmp.Or(why, fmt.Sprintf(
+			"unknown plugin %s; if it runs the IPAM plugin in ipam.type, set that to \"stayput\" by hand", t))
 	}
-	return Foreign, cmp.Or(why, fmt.Sprintf(
-		"unknown plugin %s; if it runs the IPAM plugin in ipam.type, set that to \"stayput\" by hand", t))
 }
 
 // ipamOf returns which IPAM plugin a plugin runs, "" if none, or what is wrong about it.

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // Occupied is a network that has addresses which are not free.
@@ -20,24 +19,22 @@ type Occupied struct {
 // network returns the network of which stayput has the addresses, or would have them instead of host-local, with its
 // ranges if the file has them. It returns nil if there is none.
 func (c *Conf) network() *ledger.Network {
-	for _, p := range pluginsOf(c.list) {
-		if !gives(p) && ipamType(p) != netconf.Type {
-			continue
-		}
-		p = clone(p).(map[string]any)
-		section(p, "ipam") // of flannel's it may be missing
-		conf, err := parseGiven(c.list, p)
-		if err != nil {
-			return nil
-		}
-		n, err := conf.Network()
-		if err != nil {
-			n = conf.Bare()
-		}
-		n.DataDir = filepath.Clean(cmp.Or(n.DataDir, ledger.DefaultDataDir))
-		return n
+	p := c.plugin(func(p map[string]any) bool { return gives(p) || namesStayput(p) })
+	if p == nil {
+		return nil
 	}
-	return nil
+	p = clone(p).(map[string]any)
+	section(p, "ipam") // of flannel's it may be missing
+	conf, err := parseGiven(c.list, p)
+	if err != nil {
+		return nil
+	}
+	n, err := conf.Network()
+	if err != nil {
+		n = conf.Bare()
+	}
+	n.DataDir = filepath.Clean(cmp.Or(n.DataDir, ledger.DefaultDataDir))
+	return n
 }
 
 func sameNetwork(a, b *ledger.Network) bool { return a.Name == b.Name && a.DataDir == b.DataDir }
@@ -61,7 +58,12 @@ func (k *Keeper) inUse(dir confDir) (*ledger.Network, error) {
 	if err != nil {
 		return current, fmt.Errorf("addresses in use: %w", err)
 	}
-	var keep *ledger.Network
+	return inTheWay(all, current, wanted), nil
+}
+
+// inTheWay returns the network in use whose addresses wanted may give to others, the current one if it is such, nil if
+// there is none.
+func inTheWay(all []Occupied, current, wanted *ledger.Network) (keep *ledger.Network) {
 	for _, o := range all {
 		n := &ledger.Network{Name: o.Name, DataDir: filepath.Clean(cmp.Or(o.DataDir, ledger.DefaultDataDir))}
 		isCurrent := current != nil && sameNetwork(n, current)
@@ -72,7 +74,7 @@ func (k *Keeper) inUse(dir confDir) (*ledger.Network, error) {
 			keep = n
 		}
 	}
-	return keep, nil
+	return keep
 }
 
 // mayGive reports whether a network may give one of these addresses to a pod. If only an ADD can tell its ranges, it

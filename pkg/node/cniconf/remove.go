@@ -42,18 +42,14 @@ func (d confDir) notes(cacheDir string) notes {
 
 // retype changes the IPAM plugin in the notes of a network, or of all if network is empty.
 func (n notes) retype(from, to, network, stateDir string) error {
-	var errs []error
+	errs := []error{
+		retypeFiles(n.multus, func(data []byte) []byte {
+			return RetypeDelegates(data, from, to, network, stateDir, n.first)
+		}),
+		retypeFiles(n.results, func(data []byte) []byte { return RetypeCached(data, from, to, network, stateDir) }),
+	}
 	for _, dir := range n.flannel {
-		errs = append(errs, retypeFiles(dir,
-			func(data []byte) []byte { return Retype(data, from, to, network, stateDir) }))
-	}
-	if n.multus != "" {
-		errs = append(errs, retypeFiles(n.multus,
-			func(data []byte) []byte { return RetypeDelegates(data, from, to, network, stateDir, n.first) }))
-	}
-	if n.results != "" {
-		errs = append(errs, retypeFiles(n.results,
-			func(data []byte) []byte { return RetypeCached(data, from, to, network, stateDir) }))
+		errs = append(errs, retypeFiles(dir, func(data []byte) []byte { return Retype(data, from, to, network, stateDir) }))
 	}
 	return errors.Join(errs...)
 }

@@ -18,8 +18,9 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// ManagedLabel, with the value Managed, is on the pods that Stayput places: what gates a pod adds it in the same write.
-// The controller watches the pods that have it, whatever its value. People may take it off a pod, and put it on any:
+// ManagedLabel, with the value Managed, is on the pods that Stayput places: what gates a pod, or places one whose
+// template has the gate, adds it in the same write. The controller watches the pods that have it, whatever its value,
+// and the admission policy takes what Stayput wrote off their copies. People may take it off a pod, and put it on any:
 // that a pod lacks it says nothing of the pod.
 const (
 	ManagedLabel = "stayput.io/managed"
@@ -65,7 +66,7 @@ func Remove(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 // Label gives a pod the ManagedLabel. The error is Conflict if it is another pod by now.
 func Label(ctx context.Context, c client.Client, pod client.Object) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": pod.GetUID(), "labels": map[string]string{ManagedLabel: "true"},
+		"uid": pod.GetUID(), "labels": map[string]string{ManagedLabel: Managed},
 	}})
 	if err != nil {
 		return err
@@ -179,9 +180,13 @@ func place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement, m
 	if len(annotations) == 0 && len(spec) <= 1 {
 		return Remove(ctx, c, pod)
 	}
-	patch, err := json.Marshal(map[string]any{"spec": spec, "metadata": map[string]any{
+	metadata := map[string]any{
 		"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": annotations,
-	}})
+	}
+	if _, is := pod.Labels[ManagedLabel]; !is { // by it a copy of the pod is known
+		metadata["labels"] = map[string]string{ManagedLabel: Managed}
+	}
+	patch, err := json.Marshal(map[string]any{"spec": spec, "metadata": metadata})
 	if err != nil {
 		return err
 	}
