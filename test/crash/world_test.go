@@ -85,10 +85,11 @@ func (c command) String() string {
 
 // attachment is a container that was ADDed.
 type attachment struct {
-	pod   pod
-	addrs []netip.Addr // nil if the ADD was never acknowledged
-	ended bool         // DEL was acknowledged
-	boot  int
+	pod    pod
+	addrs  []netip.Addr // nil if the ADD was never acknowledged
+	ending bool         // a DEL was begun, and may have freed the addresses
+	ended  bool         // DEL was acknowledged
+	boot   int
 }
 
 // promise is what is known of an identity's promise.
@@ -193,6 +194,9 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 // before prepares a command as a runtime does, and an agent that grants what the pod is given, and records it.
 func (w *world) before(c command) {
 	w.note("%s", c)
+	if a := w.containers[c.ctr]; a != nil && c.verb == "DEL" {
+		a.ending = true
+	}
 	if c.verb != "ADD" {
 		return
 	}
@@ -501,7 +505,7 @@ func (w *world) agent(ahead time.Duration) ledger.Options {
 	return ledger.Options{StateDir: w.n.state(), Clock: clock{w.boot, ahead}}
 }
 
-// revoke ends the grant of the pod of a pool as the agent does, which must learn of every address that it has.
+// revoke ends the grant of the pod of a pool as the agent does, which must learn of every address that the pod has.
 func (w *world) revoke() {
 	w.t.Helper()
 	w.note("revoke")
@@ -509,7 +513,7 @@ func (w *world) revoke() {
 	must.Do(w.t, err)
 	for ctr, a := range w.containers {
 		for _, addr := range a.addrs {
-			if w.alive(ctr) && a.pod.given() != "" &&
+			if w.alive(ctr) && !a.ending && a.pod.given() != "" &&
 				!slices.ContainsFunc(found, func(f ledger.Address) bool { return f.Addr == addr }) {
 				w.violates("the grant of %s (%s) is revoked, and %s not found, with which it runs", ctr, a.pod.name, addr)
 			}
