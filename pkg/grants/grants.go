@@ -94,9 +94,6 @@ func (b Dir) put(name string, data []byte, durable bool) error {
 	return disk.SyncPathTo(b.fs, b.path(name))
 }
 
-// remove removes a file. It is no error if it is missing.
-func (b Dir) remove(name string) error { return absent(b.fs.Remove(b.path(name))) }
-
 func (b Dir) path(name string) string { return filepath.Join(b.dir, name) }
 
 // absent is the error unless a file is missing.

@@ -45,14 +45,16 @@ func TestThePluginIsToldWhetherThereArePools(t *testing.T) {
 // Whoever writes the annotation gains nothing: the PodIPs say whose an address is.
 func TestWhatThePodIPsDoNotSayIsNotGranted(t *testing.T) {
 	for how, change := range map[string]func(w *world, ip *v1alpha1.PodIP){
-		"another pod's":               func(_ *world, ip *v1alpha1.PodIP) { ip.Spec.PodUID = uid(7) },
-		"of another mode":             func(_ *world, ip *v1alpha1.PodIP) { ip.Spec.Mode = v1alpha1.ModeRouted },
-		"had by the pod on another":   func(_ *world, ip *v1alpha1.PodIP) { ip.Spec.AdoptedOn = "n2" },
-		"there is no PodIP":           func(w *world, _ *v1alpha1.PodIP) { delete(w.c.ips, addr(1).String()) },
-		"its node is declared off":    func(w *world, _ *v1alpha1.PodIP) { w.c.off = true },
-		"its node does not exist":     func(w *world, _ *v1alpha1.PodIP) { w.c.node = "" },
-		"named is another node":       func(_ *world, ip *v1alpha1.PodIP) { ip.Status = saidOf("n2", v1alpha1.PodIPBound) },
-		"ended here, as the PodIP is": func(_ *world, ip *v1alpha1.PodIP) { ip.Status = saidOf(node, v1alpha1.PodIPRetained) },
+		"another pod's":             func(_ *world, ip *v1alpha1.PodIP) { ip.Spec.PodUID = uid(7) },
+		"of another mode":           func(_ *world, ip *v1alpha1.PodIP) { ip.Spec.Mode = v1alpha1.ModeRouted },
+		"had by the pod on another": func(_ *world, ip *v1alpha1.PodIP) { ip.Spec.AdoptedOn = "n2" },
+		"there is no PodIP":         func(w *world, _ *v1alpha1.PodIP) { delete(w.c.ips, addr(1).String()) },
+		"its node is declared off":  func(w *world, _ *v1alpha1.PodIP) { w.c.off = true },
+		"its node does not exist":   func(w *world, _ *v1alpha1.PodIP) { w.c.node = "" },
+		"named is another node":     func(_ *world, ip *v1alpha1.PodIP) { ip.Status = saidOf("n2", v1alpha1.PodIPBound) },
+		"ended here, as the PodIP is": func(_ *world, ip *v1alpha1.PodIP) {
+			ip.Status = saidOf(node, v1alpha1.PodIPRetained)
+		},
 	} {
 		t.Run(how, func(t *testing.T) {
 			inWorld(t, func(w *world) {

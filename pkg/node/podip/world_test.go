@@ -603,16 +603,6 @@ func (w *world) given(n int) *Pod {
 	return p
 }
 
-// bound makes a pod that runs with its address, and is reported.
-func (w *world) bound(n int) *Pod {
-	w.t.Helper()
-	p := w.given(n)
-	w.runs(n)
-	w.pass(time.Second)
-	w.wantPhase(n, v1alpha1.PodIPBound)
-	return p
-}
-
 // putIP makes a PodIP, or gives it to another pod.
 func (w *world) putIP(a netip.Addr, uid, name string) {
 	w.c.mu.Lock()
