@@ -108,7 +108,8 @@ func TestCalicosAddressesAreTakenOverOnceTheControllerConfirmsThem(t *testing.T)
 			t.Errorf("it took %s", waited)
 		}
 		is := adoptedIPs(t, k)["10.244.1.5"].Spec
-		if is.AdoptedOn != "node-1" || is.Mode != stayputv1alpha1.ModeCalico || is.Pool != "blue" || is.PodUID != "uid-web-0" ||
+		if is.AdoptedOn != "node-1" || is.Mode != stayputv1alpha1.ModeCalico || is.Pool != "blue" ||
+			is.PodUID != "uid-web-0" ||
 			is.Retention != "while-owned" || is.Workload == nil || is.Interface != "eth0" {
 			t.Errorf("%+v", is)
 		}

@@ -10,13 +10,14 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// Audit is how a controller and the agents notice that the API server was restored from a backup, and the one thing that
-// all nodes are asked then. There is one in the cluster.
+// Audit is how a controller and the agents notice that the API server was restored from a backup, and the one thing
+// that all nodes are asked then. There is one in the cluster.
 //
 // The leading controller sets Mark again every [MarkEvery], and counts that in Marks. A mark that is older than another
 // mark which this process has seen, or older than [MarkLost], means that the cluster may have forgotten which pod has
 // which address. So does a mark of the future: a clock was wrong, and how old the mark is cannot be told. Then an epoch
-// begins: every node reports which addresses it has, and until all have, or are off, no address is given, taken or freed.
+// begins: every node reports which addresses it has, and until all have, or are off, no address is given, taken or
+// freed.
 type Audit struct {
 	Version string // empty if it does not exist
 	// Epoch is the last one. It is a time, see [epochAt], so that it is new after a restore, too. While Recalling, reports

@@ -130,9 +130,9 @@ func (f *facts) holders(uid UID) (nodes []string) {
 	return nodes
 }
 
-// trusts reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
-// only if a restore has made that forget its node. So of a pod that was made since the epoch, no other node's word counts: an
-// agent may lie.
+// trusts reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be
+// so only if a restore has made that forget its node. So of a pod that was made since the epoch, no other node's word
+// counts: an agent may lie.
 func (f *facts) trusts(node string, uid UID) bool {
 	pod := f.pods[uid]
 	return pod == nil || pod.Node == node || f.audit.predates(pod)

@@ -52,12 +52,14 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			node: lost, verdict: Yes, looks: 1},
 		{name: "deleted by force", ip: named, end: &End{Node: "n1"}, node: ready, verdict: Wait,
 			says: "node n1 has not reported yet"},
-		{name: "deleted, its node not Ready", ip: named, node: lost, verdict: Never, says: "which is not Ready", remedy: true},
+		{name: "deleted, its node not Ready", ip: named, node: lost, verdict: Never, says: "which is not Ready",
+			remedy: true},
 		{name: "deleted, its node out of service", ip: named, node: off, verdict: Yes, looks: 1},
 		{name: "deleted, its node Ready, with a taint that was forgotten", ip: named, node: forgot, verdict: Wait,
 			says: "has no effect while the node is Ready", remedy: true},
 		{name: "deleted, its Node deleted", ip: named, verdict: Yes, looks: 1, says: "is deleted"},
-		{name: "adopted and deleted", ip: PodIP{AdoptedOn: "n1"}, node: ready, verdict: Wait, says: "node n1 has not reported"},
+		{name: "adopted and deleted", ip: PodIP{AdoptedOn: "n1"}, node: ready, verdict: Wait,
+			says: "node n1 has not reported"},
 		{name: "adopted and deleted, its node out of service", ip: PodIP{AdoptedOn: "n1"}, node: off, verdict: Yes, looks: 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

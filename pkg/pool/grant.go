@@ -1,8 +1,8 @@
 package pool
 
 // This file is the rule by which a sandbox may use an address: whoever may use it is named in its PodIP before it can,
-// and only that node, or an operator, ends that. The functions are pure; the fence, the agents and the exhaustive search
-// of search_test.go use these very ones.
+// and only that node, or an operator, ends that. The functions are pure; the fence, the agents and the exhaustive
+// search of search_test.go use these very ones.
 //
 //	spec.podUID                              the pod that the address is given to. A controller writes it, bound to the
 //	                                         version that it has read, before it ungates the pod
@@ -16,9 +16,9 @@ package pool
 // agent that names its node, both by what they have read, one fails. A cache that lags makes a write fail, or a pod
 // wait. It never makes two sandboxes.
 
-// MayName reports whether the agent of a node may name it in the PodIP for a pod that is bound to it: the address is the
-// pod's, and neither has another node been named for the pod nor has this one ended it. Each grant needs a write of its
-// own, also if the node is named already: it is what a controller's write collides with.
+// MayName reports whether the agent of a node may name it in the PodIP for a pod that is bound to it: the address is
+// the pod's, and neither has another node been named for the pod nor has this one ended it. Each grant needs a write of
+// its own, also if the node is named already: it is what a controller's write collides with.
 func MayName(p *PodIP, uid UID, node string) bool {
 	switch {
 	case p == nil || p.PodUID != uid:

@@ -38,9 +38,9 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 	return true, "it has no retention", time.Time{}
 }
 
-// Review reviews one address: it makes a PodIP again that a pod lacks, ends a pod that was told of another pod's address,
-// and ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an uninstallation, gets it
-// back. wanted is asked only if that matters.
+// Review reviews one address: it makes a PodIP again that a pod lacks, ends a pod that was told of another pod's
+// address, and ends a PodIP whose reason is gone. A PodIP that stays and has lost its finalizer, as by an
+// uninstallation, gets it back. wanted is asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	plan := recall{&b.facts, now}.missing()
 	if plan.Reason == "" {

@@ -410,8 +410,8 @@ func (w *world) doubt(n *node) Doubt {
 	return doubt
 }
 
-// tend is an agent that does what is to be done about a pod and its addresses. No node is named unless all addresses may
-// be granted, and the grant comes once it is named for all.
+// tend is an agent that does what is to be done about a pod and its addresses. No node is named unless all addresses
+// may be granted, and the grant comes once it is named for all.
 func (w *world) tend(n *node, uid UID, has []Address, pod Pod, exists, found bool) {
 	locals, actions := make([]Local, len(has)), make([]Action, len(has))
 	all := len(has) > 0

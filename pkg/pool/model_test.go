@@ -320,13 +320,13 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // that once did. What no history ever showed, or none of many does any more, has a test of its own: the order of an
 // agent's steps, TestTheSearchFindsEachBrokenRule; that other nodes are listed past the caches,
 // TestWhatNoVersionCoversIsReadPastTheCaches; that a mark of the future counts as lost,
-// TestARestoreIsNoticedThoughAClockWasWrong; that an agent takes a deleted pod down while it believes its node to be off,
-// and one of another program once its address is another pod's, TestAnAgentDoesWhatThePodIPSays; that a pod is told of
-// nothing that was claimed before a restore, TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says and when,
-// TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; when a pod ended whose
-// end is heard of late, TestAPodsEndIsDatedByTheVersionOfItsDeletion; what a later pod may have,
-// TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; that an ADD of a pod which exists may be about to end, or has
-// by now, TestNothingIsFreedThatAnADDIsAboutToNote; the other rules without a seed,
+// TestARestoreIsNoticedThoughAClockWasWrong; that an agent takes a deleted pod down while it believes its node to be
+// off, and one of another program once its address is another pod's, TestAnAgentDoesWhatThePodIPSays; that a pod is
+// told of nothing that was claimed before a restore, TestAPodIsNotToldOfAnAddressThatARestoreTookBack; what Calico says
+// and when, TestWhatCalicoSaidBeforeThePodsEndSaysNothing and TestCalicosWordCountsOnlyWithThatOfTheNode; when a pod
+// ended whose end is heard of late, TestAPodsEndIsDatedByTheVersionOfItsDeletion; what a later pod may have,
+// TestAnAllocationThatALaterPodOfTheNameMayHaveIsNotFreed; that an ADD of a pod which exists may be about to end, or
+// has by now, TestNothingIsFreedThatAnADDIsAboutToNote; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	if !*modelMutated {

@@ -40,8 +40,6 @@ type Local struct {
 	IP *PodIP
 }
 
-func (l Local) mine() bool { return l.IP != nil && l.IP.PodUID == l.UID }
-
 // ends reports whether kubelet does not start the pod again.
 func (l Local) ends() bool { return !l.Exists || l.Ending || l.Terminal || l.Ended }
 
@@ -65,7 +63,8 @@ func (l Local) LookUp() bool {
 // LookUpNode reports whether Off is to be read, once Here and Elsewhere are: before a grant, and if the cluster has the
 // pod no more while it is here.
 func (l Local) LookUpNode() bool {
-	return l.deleted() && l.Netns || !l.ends() && l.Doubt == Sure && MayName(l.IP, l.UID, l.Node) && !(l.Granted && l.current())
+	return l.deleted() && l.Netns ||
+		!l.ends() && l.Doubt == Sure && MayName(l.IP, l.UID, l.Node) && !(l.Granted && l.current())
 }
 
 // deleted reports whether the cluster has the pod no more.
@@ -124,8 +123,8 @@ func NextAction(l Local) Action {
 	return Action{Report: Bound}
 }
 
-// ReadFor is how long a PodIP that an agent has read is good for a write: no restore of a backup takes less, after which
-// the same version may come back.
+// ReadFor is how long a PodIP that an agent has read is good for a write: no restore of a backup takes less, after
+// which the same version may come back.
 const ReadFor = 5 * time.Second
 
 // Doubt is what an agent may do by the PodIPAudit.
@@ -138,8 +137,8 @@ const (
 	Doubted              // the API server's data may have been restored: it does neither
 )
 
-// DoubtOf returns what an agent may do by the PodIPAudit as it has it, nil if there is none. seen is the newest one that
-// it has seen, reported the epoch for which this node has reported.
+// DoubtOf returns what an agent may do by the PodIPAudit as it has it, nil if there is none. seen is the newest one
+// that it has seen, reported the epoch for which this node has reported.
 func DoubtOf(r *Audit, seen Audit, reported int64, now time.Time) Doubt {
 	switch {
 	case r == nil, r.Recalling, now.Sub(r.Mark) > MarkLost, r.Epoch <= seen.Epoch && r.older(seen):

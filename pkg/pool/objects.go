@@ -72,8 +72,8 @@ type PodIP struct {
 	Keep               Keep
 	Workload           Workload
 	Release            bool
-	// AdoptedOn is the node on which PodUID had the address before, from elsewhere, so that it is its own though it has not
-	// been told of it. Empty if it had not.
+	// AdoptedOn is the node on which PodUID had the address before, from elsewhere, so that it is its own though it has
+	// not been told of it. Empty if it had not.
 	AdoptedOn string
 	Held      bool // by our finalizer
 	Deleting  bool
@@ -181,11 +181,6 @@ func (p *Pod) address(a netip.Addr) *Address {
 }
 
 func (p *Pod) has(a netip.Addr) bool { return p.address(a) != nil }
-
-// kept reports whether an address of the pod was used before, as far as it was told.
-func (p *Pod) kept(a netip.Addr) bool {
-	return slices.ContainsFunc(p.Assigned, func(h Address) bool { return h.Prefix.Addr() == a && h.Last != "" })
-}
 
 // Want is an interface of a pod, and the pools that its addresses may come from: one of each family, of each family
 // from the first pool that has one.

@@ -12,9 +12,9 @@ import (
 )
 
 // This file visits every interleaving of one address, two nodes, pods of one name that follow each other, a controller
-// whose caches lag independently, agents of two threads that end anywhere, power losses, partitions, deletions by force,
-// an operator who declares off what has lost its power, and a restored backup. What the controller and the agents
-// decide, they decide by MayName, MayPass and NextAction.
+// whose caches lag independently, agents of two threads that end anywhere, power losses, partitions, deletions by
+// force, an operator who declares off what has lost its power, and a restored backup. What the controller and the
+// agents decide, they decide by MayName, MayPass and NextAction.
 
 var searchDeep = flag.Bool("search.deep", false, "the exhaustive search with more pods and writes, in minutes")
 
@@ -101,15 +101,14 @@ type searchState struct {
 	pods   searchPods // and of the pods
 	offNow bool       // the node in ip was read, past the cache and after ip, to be declared off
 
-	backup     searchData
-	backed     bool
-	stale      bool // the mark is old, and no controller has seen it
-	recalling  bool
-	epoch      uint8
-	reports    [2]searchReport
-	faults     int8
-	restores   int8
-	controller bool
+	backup    searchData
+	backed    bool
+	stale     bool // the mark is old, and no controller has seen it
+	recalling bool
+	epoch     uint8
+	reports   [2]searchReport
+	faults    int8
+	restores  int8
 }
 
 type search struct {
@@ -122,7 +121,7 @@ type search struct {
 
 func bit(u uint8) uint8 { return 1 << u }
 
-func (k *searchState) over(u uint8) bool { return u != k.current || k.pod == podNone }
+func (s *searchState) over(u uint8) bool { return u != s.current || s.pod == podNone }
 
 // over takes a pod that the view does not have yet for gone.
 func (v searchPods) over(u uint8) bool { return u != v.current || v.state == podNone }
@@ -589,8 +588,8 @@ func TestEveryInterleavingHasOneSandboxAtMost(t *testing.T) {
 	}
 }
 
-// What a search of this size does not find has no line here: that a PodIP is read before its grant is revoked, that each
-// node has reported before an epoch is over, and that nothing is given while one is open.
+// What a search of this size does not find has no line here: that a PodIP is read before its grant is revoked, that
+// each node has reported before an epoch is over, and that nothing is given while one is open.
 func TestTheSearchFindsEachBrokenRule(t *testing.T) {
 	for broken, c := range map[string]setting{
 		"order": threadsRace, "cas": threadsRace, "rename": threadsRace, "oneshot": threadsRace, "lock": threadsRace,

@@ -243,7 +243,8 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	for i := range 2 + r.IntN(2) {
 		n := &node{name: fmt.Sprintf("n%d", i+1), on: true, kubelet: true, agent: true, data: true,
 			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, grants: map[UID][]Address{}, owners: map[UID]Pod{},
-			ended: map[UID]bool{}, found: map[UID]netip.Addr{}, sees: map[UID]Pod{}, known: map[UID]bool{}, starting: map[UID]Pod{}}
+			ended: map[UID]bool{}, found: map[UID]netip.Addr{}, sees: map[UID]Pod{}, known: map[UID]bool{},
+			starting: map[UID]Pod{}}
 		w.nodes = append(w.nodes, n)
 		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
 	}
@@ -595,9 +596,9 @@ type answering struct {
 // Also what it says of a pod that was bound and deleted before the controller that decides could see where: one that
 // has just begun, or whose watch was interrupted.
 //
-// Of a sandbox between its creation, its ADD and its first answer it excuses nothing but that the agent of a node which is
-// wrongly said to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that
-// took longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
+// Of a sandbox between its creation, its ADD and its first answer it excuses nothing but that the agent of a node which
+// is wrongly said to be off takes one down once its interfaces are there. Of restores it knows those alone that are
+// noticed: that took longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {

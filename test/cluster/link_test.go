@@ -88,7 +88,8 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 		return podIPs(t, c)[was.Status.PodIP].Status.Conflict == mac
 	})
 	waits := getPod(t, c, ns, first)
-	if ip := podIPs(t, c)[was.Status.PodIP]; ip.Spec.PodUID != string(waits.UID) || ip.Status.NodeName != waits.Spec.NodeName {
+	if ip := podIPs(t, c)[was.Status.PodIP]; ip.Spec.PodUID != string(waits.UID) ||
+		ip.Status.NodeName != waits.Spec.NodeName {
 		t.Errorf("%+v", ip)
 	}
 	must.Do(t, foreign.SetAddrs())

@@ -201,8 +201,8 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	deletePods(t, c, ns, "web")
 	moves(false, "")
 
-	// 2. Its node is drained, three times in a row. The agents of all nodes hear of each move where it is no more, and where
-	// it is.
+	// 2. Its node is drained, three times in a row. The agents of all nodes hear of each move where it is no more, and
+	// where it is.
 	heard, want := hearsOfRouted(t, c), []watch.EventType{watch.Added}
 	for range 3 {
 		node := pod.Spec.NodeName

@@ -54,8 +54,8 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.mode is immutable"
 	Mode PodIPPoolMode `json:"mode"`
 
-	// namespace is the namespace of the pods that the address belongs to. It changes only after a restore of a backup, if a
-	// pod of another namespace turns out to have the address.
+	// namespace is the namespace of the pods that the address belongs to. It changes only after a restore of a backup, if
+	// a pod of another namespace turns out to have the address.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Namespace string `json:"namespace"`
@@ -137,8 +137,8 @@ const (
 // sandbox of the pod can have the address, and once none can any more. The controller writes it if the node is off for
 // good.
 type PodIPStatus struct {
-	// phase is the state of the address. Bound comes before the pod can have the address. Retained is a promise: the pod of podUID will never again have the address.
-	// +optional
+	// phase is the state of the address. Bound comes before the pod can have the address. Retained is a promise: the pod
+	// of podUID will never again have the address. +optional
 	Phase PodIPPhase `json:"phase,omitempty"`
 
 	// podUID is the pod that phase, nodeName and since are about.

@@ -6,8 +6,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PodIPAudit shows the controller and the agents that the API server was restored from a backup, and asks all nodes then
-// which addresses of pools they have. There is one, of the name cluster. Only the controller writes it.
+// PodIPAudit shows the controller and the agents that the API server was restored from a backup, and asks all nodes
+// then which addresses of pools they have. There is one, of the name cluster. Only the controller writes it.
 //
 // It is internal: what the controller tells the agents, and may change in any version.
 //
@@ -36,8 +36,8 @@ const PodIPAuditName = "cluster"
 // PodIPAuditSpec is what nodes are asked. An epoch is named by the time at which it began. The patterns are what
 // clients can read of a time with microseconds: one object that they cannot read fails a whole list.
 type PodIPAuditSpec struct {
-	// epoch is the last one; absent before the first. Each node reports for it, in its PodIPReport, which addresses it has.
-	// +optional
+	// epoch is the last one; absent before the first. Each node reports for it, in its PodIPReport, which addresses it
+	// has. +optional
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
