@@ -167,6 +167,11 @@ rules:
 	})
 	game(2)
 	uid := uidOf(t, c, ns, "game/chess")
+	// A pod that comes before the gate is not recorded: it has no label, and is not of a StatefulSet.
+	until(t, "the gate for pods of chess", func(ctx context.Context) bool {
+		gated, err := c.Client().CoreV1().ConfigMaps(ns).Get(ctx, "stayput-gated-workloads", metav1.GetOptions{})
+		return err == nil && strings.Contains(gated.Data["workloads"], "chess")
+	})
 	first := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid)
 	podBy(t, c, ns, "chess-1", "test.stayput.io/v1", "Game", "chess", uid)
 	comesTo(t, c, ns, "chess", "to record two pods", recordsAll(2))
