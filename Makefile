@@ -13,7 +13,7 @@ export CGO_ENABLED := 0
 
 .PHONY: all build image release publish github-release release-check \
 	manifests test lab vet demo chaos chaos-routed chaos-calico flannel long conformance compat apps calico calico-ipam crio multus \
-	cert-manager mesh floods bench bench-cluster fuzz fuzz-model clean
+	cert-manager mesh openkruise floods bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -96,7 +96,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet -tags floods ./test/flood
 	$(GO) vet -tags calico ./test/node ./test/cluster
 	$(GO) vet -tags mesh ./test/node
-	$(GO) vet -tags flannel,long,multus,certmanager ./test/cluster
+	$(GO) vet -tags flannel,long,multus,certmanager,openkruise ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
@@ -174,6 +174,10 @@ cert-manager: ## the webhook that gates pods with a certificate of cert-manager;
 mesh: ## Istio's own installer, coming and going beside the agent on containerd; 1 min, and 10 more the first time
 	$(GO) run ./test/lab/cmd/labbuild mesh
 	$(GO) test -count=1 -v -timeout 30m -tags mesh -run Mesh ./test/node
+
+openkruise: ## pods of OpenKruise's workloads beside its running manager; 2 min, and 10 more the first time
+	$(GO) run ./test/lab/cmd/labbuild openkruise
+	$(GO) test -count=1 -v -timeout 30m -tags openkruise -run TestStayputBesideARunningOpenKruise ./test/cluster
 
 floods: ## what any client or author can send controllers, within the chart's limit of memory; 4 min
 	$(GO) run ./test/lab/cmd/labbuild
