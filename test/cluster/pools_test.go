@@ -372,7 +372,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 		"it requests pool addresses (blue) and has been assigned none")
 }
 
-// Nothing keeps the addresses of pods that nobody makes again by their names.
+// No workload creates these pods again under their names, so nothing keeps their addresses.
 func TestAddressesOfPodsThatAreNotMadeAgainAreFreeAtOnce(t *testing.T) {
 	c := withPools(t)
 	ns := namespace(t, c)

@@ -138,7 +138,8 @@ const (
 // good.
 type PodIPStatus struct {
 	// phase is the state of the address. Bound comes before the pod can have the address. Retained is a promise: the pod
-	// of podUID will never again have the address. +optional
+	// of podUID will never again have the address.
+	// +optional
 	Phase PodIPPhase `json:"phase,omitempty"`
 
 	// podUID is the pod that phase, nodeName and since are about.

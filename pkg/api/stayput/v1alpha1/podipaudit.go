@@ -37,7 +37,8 @@ const PodIPAuditName = "cluster"
 // clients can read of a time with microseconds: one object that they cannot read fails a whole list.
 type PodIPAuditSpec struct {
 	// epoch is the last one; absent before the first. Each node reports for it, in its PodIPReport, which addresses it
-	// has. +optional
+	// has.
+	// +optional
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:Format=date-time
