@@ -151,7 +151,7 @@ func gatesOf(pod *unstructured.Unstructured) (names []string) {
 
 const managedLabel = "stayput.io/managed"
 
-// The controller sees no other pods.
+// The controller sees no other pods. Those that cannot be gated are labelled all the same.
 func TestTheWriteThatGatesAPodLabelsIt(t *testing.T) {
 	g := guardedWith(t, true)
 	for name, pod := range map[string]string{
@@ -170,10 +170,21 @@ func TestTheWriteThatGatesAPodLabelsIt(t *testing.T) {
 			})
 		})
 	}
-	made, err := create(ownedPod("guarded", "apps/v1", "StatefulSet", "web", "", ""))(testContext(t), g, g.admin)
-	must.Do(t, err)
-	if _, is := made.GetLabels()[managedLabel]; is {
-		t.Error("a pod that asks for nothing has the label")
+	const pools = "stayput.io/pools: blue"
+	for _, c := range []struct {
+		name, pod string
+		labelled  bool
+	}{
+		{"with a node", ownedPod("guarded", "apps/v1", "StatefulSet", "web", pools, "nodeName: node-1,"), true},
+		{"of a DaemonSet", ownedPod("guarded", "apps/v1", "DaemonSet", "web", pools, ""), true},
+		{"in the host network", ownedPod("guarded", "apps/v1", "DaemonSet", "web", pools, "hostNetwork: true,"), false},
+		{"that asks for nothing", ownedPod("guarded", "apps/v1", "StatefulSet", "web", "", ""), false},
+	} {
+		made, err := create(c.pod)(testContext(t), g, g.admin)
+		must.Do(t, err)
+		if _, is := made.GetLabels()[managedLabel]; is != c.labelled || len(gatesOf(made)) > 0 {
+			t.Errorf("a pod %s has the labels %v and the gates %q", c.name, made.GetLabels(), gatesOf(made))
+		}
 	}
 }
 

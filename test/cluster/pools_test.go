@@ -373,10 +373,14 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 }
 
 // No workload creates these pods again under their names, so nothing keeps their addresses.
+// The DaemonSet comes to a controller that leads already and has a pool: it sees the pods by their label alone.
 func TestAddressesOfPodsThatAreNotMadeAgainAreFreeAtOnce(t *testing.T) {
 	c := withPools(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, pool)
+	until(t, "the pool to be in use", func(context.Context) bool {
+		return kubectl(t, c, "get", "pippool", "blue", "-o", "jsonpath={.status.conditions}") != ""
+	})
 	const pod = `{containers: [{name: web, image: ` + lab.WebImage + `, imagePullPolicy: Never}]`
 	const asks = `annotations: {stayput.io/pools: blue}`
 	apply(t, c, ns, `
@@ -391,6 +395,13 @@ metadata: {name: once}
 spec:
   backoffLimit: 0
   template: {metadata: {labels: {app: once}, `+asks+`}, spec: `+pod+`, restartPolicy: Never}}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: each}
+spec:
+  selector: {matchLabels: {app: each}}
+  template: {metadata: {labels: {app: each}, `+asks+`}, spec: `+pod+`}}
 `)
 	having := func() (names []string) {
 		for _, ip := range podIPs(t, c) {
@@ -400,11 +411,11 @@ spec:
 		}
 		return names
 	}
-	until(t, "both pods to run with addresses of the pool", func(ctx context.Context) bool {
+	until(t, "all pods to run with addresses of the pool", func(ctx context.Context) bool {
 		all, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
-		return err == nil && len(all.Items) == 2 && len(having()) == len(all.Items) &&
+		return err == nil && len(all.Items) == 2+len(c.Nodes) && len(having()) == len(all.Items) &&
 			!slices.ContainsFunc(all.Items, func(p corev1.Pod) bool { return !lab.Ready(&p) })
 	})
-	kubectl(t, c, "delete", "pod/bare", "job/once", "-n", ns)
+	kubectl(t, c, "delete", "pod/bare", "job/once", "daemonset/each", "-n", ns)
 	until(t, "their addresses to be free", func(context.Context) bool { return len(having()) == 0 })
 }

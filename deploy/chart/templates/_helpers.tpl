@@ -104,20 +104,21 @@ has(object.metadata.annotations) && (
 [{{ include "stayput.spiderpoolOfPods" . }}].exists(k,
 object.metadata.annotations[?k].orValue('') != '') &&
 {{ include "stayput.mayList" (list . "spiderpool.spidernet.io" "spiderippools") }})) &&
-{{ include "stayput.canBeGated" . }} &&
+!object.spec.?hostNetwork.orValue(false) &&
+!({{ include "stayput.isLabelled" . }} && ({{ include "stayput.isGated" . }} || !({{ include "stayput.canBeGated" . }}))) &&
 {{ include "stayput.mayGate" . }}
 {{- end }}
 
 {{/*
-The mutation that gates a pod, and labels it: the controller watches the pods with the label. A JSON patch, because an
-apply configuration refuses pods with two environment variables of one name; and maps in it, because the API server
+The mutation that labels a pod, and gates it if it can be gated: the controller watches the pods with the label. A JSON
+patch, because an apply configuration refuses pods with two environment variables of one name; and maps in it, because the API server
 panics at a list of Object.spec.schedulingGates (1.36.3).
 */}}
 {{- define "stayput.gatePod" -}}
 [has(object.metadata.labels) ?
 JSONPatch{op: "add", path: "/metadata/labels/stayput.io~1managed", value: "true"} :
 JSONPatch{op: "add", path: "/metadata/labels", value: {"stayput.io/managed": "true"}}] +
-({{ include "stayput.isGated" . }} ? [] :
+({{ include "stayput.isGated" . }} || !({{ include "stayput.canBeGated" . }}) ? [] :
 object.spec.?schedulingGates.orValue([]).size() > 0 ?
 [JSONPatch{op: "add", path: "/spec/schedulingGates/-", value: {"name": "stayput.io/placement"}}] :
 [JSONPatch{op: "add", path: "/spec/schedulingGates", value: [{"name": "stayput.io/placement"}]}])
@@ -127,9 +128,13 @@ object.spec.?schedulingGates.orValue([]).size() > 0 ?
 object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'stayput.io/placement')
 {{- end }}
 
+{{- define "stayput.isLabelled" -}}
+object.metadata.?labels[?'stayput.io/managed'].hasValue()
+{{- end }}
+
 {{/* Whether the gate or the label is missing: a pod template may have the gate. */}}
 {{- define "stayput.isUngated" -}}
-!({{ include "stayput.isGated" . }} && object.metadata.?labels[?'stayput.io/managed'].hasValue())
+!({{ include "stayput.isGated" . }} && {{ include "stayput.isLabelled" . }})
 {{- end }}
 
 {{/* Whether a new pod has what Stayput writes on pods, so that it is a copy of one. */}}
@@ -147,9 +152,7 @@ object.metadata.?annotations[?k].orValue('') != ''))
 
 {{/* A gated pod with a node is invalid; DaemonSets pin their pods anyway. */}}
 {{- define "stayput.canBeGated" -}}
-{{ include "stayput.isUngated" . }} &&
 object.spec.?nodeName.orValue('') == '' &&
-!object.spec.?hostNetwork.orValue(false) &&
 !object.metadata.?ownerReferences.orValue([]).exists(o,
 o.kind == 'DaemonSet' && o.?controller.orValue(false))
 {{- end }}

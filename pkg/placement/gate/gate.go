@@ -18,10 +18,10 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// ManagedLabel, with the value Managed, is on the pods that Stayput places: what gates a pod, or places one whose
-// template has the gate, adds it in the same write. The controller watches the pods that have it, whatever its value,
-// and the admission policy takes what Stayput wrote off their copies. People may take it off a pod, and put it on any:
-// that a pod lacks it says nothing of the pod.
+// ManagedLabel, with the value Managed, is on the pods that Stayput serves: what gates a pod, or places one whose
+// template has the gate, adds it in the same write, and to pods that cannot be gated, which come with their node, too.
+// The controller watches the pods that have it, whatever its value, and the admission policy takes what Stayput wrote
+// off their copies. People may take it off a pod, and put it on any: that a pod lacks it says nothing of the pod.
 const (
 	ManagedLabel = "stayput.io/managed"
 	Managed      = "true"

@@ -72,10 +72,12 @@ func (l *list[T]) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*[]T)(l))
 }
 
-// gateable reports whether the pod can be gated and is not: a gated pod with a node is invalid.
+// gateable reports whether the pod can be gated and is not: a gated pod with a node is invalid, and DaemonSets pin their
+// pods anyway.
 func (r *review) gateable() bool {
-	spec := &r.Request.Object.Spec
-	return spec.NodeName == "" && !slices.Contains(spec.SchedulingGates, placement)
+	spec, owner := &r.Request.Object.Spec, r.owner()
+	return spec.NodeName == "" && !slices.Contains(spec.SchedulingGates, placement) &&
+		(owner == nil || owner.Kind != "DaemonSet")
 }
 
 // owner returns what controls the pod, nil if nothing does.

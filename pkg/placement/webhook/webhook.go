@@ -79,16 +79,13 @@ func newHandler(o Options) http.Handler {
 	return mux
 }
 
-// gating returns a patcher that gates a pod which can be gated, if it is wanted.
+// gating returns a patcher that labels a pod, and gates it if it can be gated, if it is wanted.
 func (o *Options) gating(wanted func(context.Context, *review) (bool, error)) patcher {
 	return func(ctx context.Context, of *review) ([]jsonpatch.Operation, error) {
-		if !of.gateable() {
-			return nil, nil
-		}
 		if is, err := wanted(ctx, of); err != nil || !is {
 			return nil, err
 		}
-		return gated(of), nil
+		return marked(of), nil
 	}
 }
 
@@ -137,21 +134,23 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 var placement = corev1.PodSchedulingGate{Name: v1alpha1.PlacementGate}
 
-// gated is the patch that gates and labels the pod.
-func gated(of *review) []jsonpatch.Operation {
+// marked is the patch that labels the pod, and gates it if it can be gated.
+func marked(of *review) []jsonpatch.Operation {
 	pod := &of.Request.Object
-	ops := []jsonpatch.Operation{
-		jsonpatch.NewOperation("add", "/spec/schedulingGates", []corev1.PodSchedulingGate{placement}),
-		jsonpatch.NewOperation("add", "/metadata/labels", map[string]string{gate.ManagedLabel: gate.Managed}),
-	}
-	if len(pod.Spec.SchedulingGates) > 0 {
-		ops[0] = jsonpatch.NewOperation("add", "/spec/schedulingGates/-", placement)
-	}
+	label := jsonpatch.NewOperation("add", "/metadata/labels", map[string]string{gate.ManagedLabel: gate.Managed})
 	if pod.Metadata.Labels {
-		ops[1] = jsonpatch.NewOperation("add", "/metadata/labels/"+strings.ReplaceAll(gate.ManagedLabel, "/", "~1"),
+		label = jsonpatch.NewOperation("add", "/metadata/labels/"+strings.ReplaceAll(gate.ManagedLabel, "/", "~1"),
 			gate.Managed)
 	}
-	return ops
+	switch {
+	case !of.gateable():
+		return []jsonpatch.Operation{label}
+	case len(pod.Spec.SchedulingGates) > 0:
+		return []jsonpatch.Operation{label, jsonpatch.NewOperation("add", "/spec/schedulingGates/-", placement)}
+	}
+	return []jsonpatch.Operation{
+		label, jsonpatch.NewOperation("add", "/spec/schedulingGates", []corev1.PodSchedulingGate{placement}),
+	}
 }
 
 func answer(w http.ResponseWriter, of *review, patch []jsonpatch.Operation) error {

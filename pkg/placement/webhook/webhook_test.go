@@ -95,7 +95,7 @@ func gatesOf(pod *corev1.Pod) (names []string) {
 	return names
 }
 
-func TestAPodIsGatedOnceAndOnlyIfItCanBe(t *testing.T) {
+func TestAPodIsLabelledAndGatedIfItCanBe(t *testing.T) {
 	gated := func(names ...string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			for _, n := range names {
@@ -111,9 +111,17 @@ func TestAPodIsGatedOnceAndOnlyIfItCanBe(t *testing.T) {
 		"one with the gate":        {pod: aPod(gated(v1alpha1.PlacementGate)), want: []string{v1alpha1.PlacementGate}},
 		"one with somebody else's": {pod: aPod(gated("a/b")), want: []string{"a/b", v1alpha1.PlacementGate}},
 		"one with a node":          {pod: aPod(func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })},
+		"one of a DaemonSet": {pod: aPod(func(p *corev1.Pod) {
+			yes := true
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Controller: &yes}}
+		})},
 	} {
-		if is := gatesOf(admitted(t, nothing(), Path, c.pod)); !slices.Equal(is, c.want) {
-			t.Errorf("%s has the gates %q, want %q", name, is, c.want)
+		is := admitted(t, nothing(), Path, c.pod)
+		if gates := gatesOf(is); !slices.Equal(gates, c.want) {
+			t.Errorf("%s has the gates %q, want %q", name, gates, c.want)
+		}
+		if is.Labels[gate.ManagedLabel] != gate.Managed {
+			t.Errorf("%s has the labels %v, so that no controller sees it", name, is.Labels)
 		}
 	}
 }
