@@ -57,6 +57,10 @@ var policies = []struct {
 		"users with the role edit may write all fields of a RetainedIP", LevelFail},
 	{"ValidatingAdmissionPolicy", policyAdvice,
 		"no warning is given of misspelt or misplaced annotations, and of pods that never come back", LevelWarn},
+	{"MutatingAdmissionPolicy", home.PolicyGateDefaults,
+		"new pods of namespaces with " + stayputv1alpha1.AnnotationRetainIP + " retain no addresses", LevelFail},
+	{"MutatingAdmissionPolicy", home.PolicyDefaultRetention,
+		"the annotation " + stayputv1alpha1.AnnotationRetainIP + " on a namespace has no effect", LevelFail},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,
 		"new pods of namespaces that name pools are not gated, and start without addresses of them", LevelFail},
 	{"MutatingAdmissionPolicy", home.PolicyDefaultPools,
@@ -76,7 +80,7 @@ var policiesOfPools = []string{home.PolicyGatePools, home.PolicyDefaultPools, "s
 var policiesOfCalico = []string{"stayput-calico", "stayput-calico-addresses"}
 
 // policiesOfAgents are there only if agents are installed.
-var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent", "stayput-agent-pools"}
+var policiesOfAgents = []string{home.PolicyGateAnnotated, home.PolicyGateDefaults, home.PolicyDefaultRetention, "stayput-agent", "stayput-agent-pools"}
 
 func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
 	f := findings{check: "policies"}

@@ -93,8 +93,10 @@ first annotate the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 				return errors.New("--pools: expected the source spiderpool, and neither nodes nor --retain-ip: " +
 					"a pool address belongs to no node, and the pod template sets how long it is kept")
 			}
-			if _, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: o.retain}); err != nil {
+			if p, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: o.retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
+			} else if !p.Retains() {
+				return fmt.Errorf("--retain-ip: %q retains nothing: expected a duration such as 10m, or while-owned", o.retain)
 			}
 			if o.source, o.nodes = args[0], args[1:]; o.source == sourceCalico {
 				var err error

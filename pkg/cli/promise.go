@@ -34,8 +34,11 @@ type annotationOfPods struct {
 // beside the others of the pod.
 var annotationsOfPods = []annotationOfPods{
 	{stayputv1alpha1.AnnotationRetainIP, func(value string, _ map[string]string) string {
-		if value == stayputv1alpha1.RetentionWhileOwned {
+		switch value {
+		case stayputv1alpha1.RetentionWhileOwned:
 			return "its address is kept as long as its workload exists and wants the pod"
+		case retention.None:
+			return "its address is not kept, whatever the default of its namespace is"
 		}
 		return "its address is kept for " + value + " after the pod stops"
 	}},
@@ -223,6 +226,8 @@ func (f *facts) whyNothing() string {
 	switch {
 	case bad != nil:
 		return "Nothing: " + bad.Error()
+	case annotations[stayputv1alpha1.AnnotationRetainIP] == retention.None:
+		return "Nothing: it has the annotation " + stayputv1alpha1.AnnotationRetainIP + ": " + retention.None + "."
 	case !home.Annotated(annotations):
 		return fmt.Sprintf("Nothing: it has no annotation %[1]s%[2]s. Add it to the pod template, for example %[1]s: 10m",
 			stayputv1alpha1.AnnotationRetainIP, f.lookalikes())

@@ -52,13 +52,12 @@ const (
 	PolicyGateRecorded  = "stayput-gate-recorded"
 	PolicyGatePools     = "stayput-gate-pools"    // only with pools, as is the next
 	PolicyDefaultPools  = "stayput-default-pools" // gates nothing, and keeps a label by which PolicyGatePools does
-	PolicyUniqueTarget  = "stayput-unique-target"
-	PolicyRestored      = "stayput-restored" // gates nothing, and is installed where the gating ones are
+	// PolicyGateDefaults gates what has its annotations by the namespace's default, which PolicyDefaultRetention labels.
+	PolicyGateDefaults     = "stayput-gate-defaults"
+	PolicyDefaultRetention = "stayput-default-retention"
+	PolicyUniqueTarget     = "stayput-unique-target"
+	PolicyRestored         = "stayput-restored" // gates nothing, and is installed where the gating ones are
 )
-
-// GatingPolicies are those that gate pods, and the one that labels namespaces for them. They are not installed where a
-// webhook gates pods.
-var GatingPolicies = []string{PolicyGateAnnotated, PolicyGateRecorded, PolicyGatePools, PolicyDefaultPools}
 
 // GatePermission is the ClusterRoleBinding that lets the controller gate pods: without it no policy and no webhook
 // does.

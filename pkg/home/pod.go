@@ -10,13 +10,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Annotated reports whether a pod with these annotations asks for its addresses to be retained.
 func Annotated(annotations map[string]string) bool {
-	_, ours := annotations[stayputv1alpha1.AnnotationRetainIP]
+	if value, ours := annotations[stayputv1alpha1.AnnotationRetainIP]; ours {
+		return value != retention.None
+	}
 	_, kruise := annotations[stayputv1alpha1.AnnotationReservedIPDuration]
-	return ours || kruise
+	return kruise
 }
 
 // Gated reports whether a pod waits for the controller to place it.

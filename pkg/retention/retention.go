@@ -36,6 +36,9 @@ const (
 // WhileOwned is the value of AnnotationRetainIP that retains an address for as long as the workload wants the pod.
 const WhileOwned = "while-owned"
 
+// None is the value of AnnotationRetainIP that retains nothing, whatever the default of the pod's namespace is.
+const None = "none"
+
 // Reasons of Events that say why a pod was promised nothing. The ledger decides; kubectl stayput shows them.
 const (
 	ReasonRefused          = "IPRetentionRefused"
@@ -104,8 +107,8 @@ func (e *AnnotationError) Error() string {
 	return fmt.Sprintf("annotation %s: %q is not valid: expected %s", e.Key, v, e.Expected)
 }
 
-const expectedRetainIP = "a duration above 0 in h, m and s of at most 2562047h, such as 10m, or 168h for 7 days; or " +
-	"while-owned"
+const expectedRetainIP = "a duration above 0 in h, m and s of at most 2562047h, such as 10m, or 168h for 7 days; " +
+	"while-owned; or none"
 
 // Parse reads a pod's annotations. answers is false if none of Stayput's keys is among them:
 // then they say nothing, and another source may. An error is an *AnnotationError.
@@ -127,15 +130,7 @@ func Parse(annotations map[string]string) (p Policy, answers bool, err error) {
 				p.Retention = Duration(d)
 			}
 		case AnnotationRetainIP:
-			if value == WhileOwned {
-				p.WhileOwned = true
-				break
-			}
-			d, err := time.ParseDuration(value)
-			if err != nil || d <= 0 {
-				return Policy{}, true, &AnnotationError{key, value, expectedRetainIP}
-			}
-			p.Retention = Duration(d)
+			p.Retention, p.WhileOwned, err = parseRetainIP(value)
 		case AnnotationWhenScaled:
 			p.WhenScaled, err = parseRetainRelease(key, value)
 		case AnnotationWhenDeleted:
@@ -165,16 +160,34 @@ func Parse(annotations map[string]string) (p Policy, answers bool, err error) {
 		}
 		answers = true
 	}
-	if answers && !p.Retains() {
+	switch {
+	case p.Retains():
+	case annotations[AnnotationRetainIP] == None:
+		return Policy{AllocateNew: p.AllocateNew}, true, nil
+	case answers:
 		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "",
 			expectedRetainIP + ", with the other stayput.io annotations, which have no effect without it"}
 	}
 	return p.withDefaults(), answers, nil
 }
 
+func parseRetainIP(value string) (_ Duration, whileOwned bool, _ error) {
+	switch value {
+	case None:
+		return 0, false, nil
+	case WhileOwned:
+		return 0, true, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d <= 0 {
+		return 0, false, &AnnotationError{AnnotationRetainIP, value, expectedRetainIP}
+	}
+	return Duration(d), false, nil
+}
+
 // ParsePooled is [Parse] for a pod with addresses of pools. comesBack reports that its workload makes pods of its name,
-// or of its identity, again. Such a pod retains its addresses while owned if it asks for nothing. Another one then
-// retains none, and neither does it by asking for while-owned.
+// or of its identity, again. Such a pod retains its addresses while owned if it does not say. Another one then retains
+// none, and neither does it by asking for while-owned.
 func ParsePooled(annotations map[string]string, comesBack bool) (Policy, error) {
 	p, _, err := Parse(annotations)
 	switch {
@@ -182,7 +195,7 @@ func ParsePooled(annotations map[string]string, comesBack bool) (Policy, error) 
 		return Policy{}, err
 	case p.Retains() && !p.WhileOwned:
 		return p, nil
-	case !comesBack:
+	case !comesBack, annotations[AnnotationRetainIP] == None:
 		return Policy{AllocateNew: p.AllocateNew}, nil
 	}
 	p.WhileOwned = true

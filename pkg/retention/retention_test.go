@@ -37,6 +37,9 @@ func TestAnnotationsThatAreValidMakeAPolicy(t *testing.T) {
 		{map[string]string{AnnotationRetainIP: "1h", AnnotationIdentity: "db", AnnotationWhenInUse: "AllocateNew"},
 			Policy{Retention: Duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain", WhenMoved: "Retain",
 				Identity: "db", AllocateNew: true}},
+		{map[string]string{AnnotationRetainIP: "none"}, Policy{}},
+		{map[string]string{AnnotationRetainIP: "none", AnnotationReservedIPDuration: "10", AnnotationWhenScaled: "Retain"},
+			Policy{}},
 	} {
 		p, answers, err := Parse(c.annotations)
 		if err != nil || !answers || p != c.want {
@@ -121,6 +124,7 @@ func TestWhatAPodWithAddressesOfPoolsDoesNotSay(t *testing.T) {
 		{nil, whileOwned, Policy{}},
 		{map[string]string{"other/annotation": "true"}, whileOwned, Policy{}},
 		{map[string]string{AnnotationRetainIP: "while-owned"}, whileOwned, Policy{}},
+		{map[string]string{AnnotationRetainIP: "none"}, Policy{}, Policy{}},
 		{map[string]string{AnnotationRetainIP: "10m"}, tenMinutes, tenMinutes},
 		{map[string]string{AnnotationReservedIPDuration: "10"}, tenMinutes, tenMinutes},
 		{
@@ -149,7 +153,7 @@ func TestWhatAPodWithAddressesOfPoolsDoesNotSay(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, v := range []string{"10m", "720h", "while-owned", "-1", "1.5", "10x", "", "true", "10"} {
+	for _, v := range []string{"10m", "720h", "while-owned", "none", "-1", "1.5", "10x", "", "true", "10"} {
 		f.Add(v, v, "web", "Wait", "Retain")
 	}
 	f.Fuzz(func(t *testing.T, retain, minutes, identity, inUse, scaled string) {
@@ -160,8 +164,8 @@ func FuzzParse(f *testing.F) {
 		if !answers {
 			t.Fatal("the annotations answer")
 		}
-		if err == nil && (!p.Retains() || p.Duration() < 0) {
-			t.Fatalf("accepted, but retains nothing: %+v", p)
+		if err == nil && (p.Retains() == (retain == None) || p.Duration() < 0) {
+			t.Fatalf("accepted, but retains what it does not ask for, or nothing: %+v", p)
 		}
 		if err != nil && p != (Policy{}) {
 			t.Fatalf("%+v beside %v", p, err)

@@ -392,8 +392,10 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 	for file, want := range map[string][]string{
 		"gate-policies.yaml": {
 			"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded",
+			"MutatingAdmissionPolicyBinding stayput-gate-defaults", "MutatingAdmissionPolicyBinding stayput-default-retention",
 			"MutatingAdmissionPolicyBinding stayput-restored",
 			"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicy stayput-gate-recorded",
+			"MutatingAdmissionPolicy stayput-gate-defaults", "MutatingAdmissionPolicy stayput-default-retention",
 			"MutatingAdmissionPolicy stayput-restored",
 		},
 		"gate-webhook.yaml": {
@@ -547,7 +549,10 @@ func TestWithoutAgentsNothingOfThemIsInstalled(t *testing.T) {
 	}
 	want := []string{
 		"ClusterRole stayput-agent", "ClusterRoleBinding stayput-agent", "DaemonSet stayput-agent",
-		"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-annotated",
+		"MutatingAdmissionPolicy stayput-default-retention", "MutatingAdmissionPolicy stayput-gate-annotated",
+		"MutatingAdmissionPolicy stayput-gate-defaults",
+		"MutatingAdmissionPolicyBinding stayput-default-retention", "MutatingAdmissionPolicyBinding stayput-gate-annotated",
+		"MutatingAdmissionPolicyBinding stayput-gate-defaults",
 		"ServiceAccount stayput-agent",
 		"ValidatingAdmissionPolicy stayput-agent", "ValidatingAdmissionPolicyBinding stayput-agent",
 	}

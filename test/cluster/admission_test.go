@@ -123,7 +123,7 @@ var attempts = func() []attempt {
 	}
 	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration above 0 in h, m and s of at most ` +
 		`2562047h, ` +
-		`such as 10m, or 168h for 7 days; or while-owned`
+		`such as 10m, or 168h for 7 days; while-owned; or none`
 	all := []attempt{
 		// The controller, on pods.
 		{"the controller sets node affinity, node selector and annotations of a pod and removes our gate", asController,

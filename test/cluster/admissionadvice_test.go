@@ -88,8 +88,11 @@ var mistakes = func() []mistake {
 			"stayput.io/retain-ip has no effect in metadata.annotations of a CronJob"},
 		{strings.Replace(sts(""), "labels: {a: b}", "labels: {a: b, stayput.io/retain-ip: 10m}", 1), asLabel + path},
 		{strings.Replace(sts(""), "{name: new}", "{name: new, labels: {stayput.io/retain-ip: 10m}}", 1), asLabel + path},
-		{"{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/retain-ip: 10m}}}",
-			"stayput.io/retain-ip has no effect on a namespace"},
+		{"{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/retain-ip: 10m, stayput.io/home: Preferred}}}", ""},
+		{"{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/home: Preferred}}}",
+			"stayput.io/home has no effect on a namespace"},
+		{"{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/retain-ip: 10m, stayput.io/identity: web}}}",
+			"stayput.io/identity has no effect on a namespace"},
 		// Pods that never come back, by kind.
 		{kind("apps/v1", "Deployment", retain), noAddress},
 		{kind("apps/v1", "ReplicaSet", retain), noAddress},

@@ -319,7 +319,8 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	}
 	want := []string{
 		"stayput-addresses", "stayput-advice", "stayput-agent", "stayput-agent-pools", "stayput-annotations",
-		"stayput-controller", "stayput-default-pools", "stayput-gate-annotated", "stayput-gate-pools",
+		"stayput-controller", "stayput-default-pools", "stayput-default-retention", "stayput-gate-annotated",
+		"stayput-gate-defaults", "stayput-gate-pools",
 		"stayput-gate-recorded", "stayput-gated-workloads", "stayput-nominations", "stayput-restored",
 		"stayput-unique-target",
 		"stayput-users",

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -101,6 +102,20 @@ var gateAttempts = func() []gateAttempt {
 			ownedPod("pooled", "apps/v1", "StatefulSet", "web", retain, ""), []string{ours}},
 		{"a pod of a namespace with pools with a node",
 			ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
+
+		{"a pod of a namespace that retains addresses", ownedPod("retaining", "apps/v1", "StatefulSet", "web", "", ""),
+			[]string{ours}},
+		{"a pod of a namespace that retains addresses, with other gates",
+			ownedPod("retaining", "apps/v1", "StatefulSet", "web", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
+		{"a pod of a namespace that retains addresses, but not its own",
+			ownedPod("retaining", "apps/v1", "StatefulSet", "web", "stayput.io/retain-ip: none", ""), nil},
+		{"a pod of a namespace that retains addresses in the host network",
+			ownedPod("retaining", "apps/v1", "StatefulSet", "web", "", "hostNetwork: true,"), nil},
+		{"a pod of a namespace that retains addresses with a node",
+			ownedPod("retaining", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
+		{"a pod of a Deployment in a namespace that retains addresses",
+			strings.Replace(ownedPod("retaining", "apps/v1", "ReplicaSet", "web", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil},
+		{"a pod that asks for nothing, and says so", sts("web", "stayput.io/retain-ip: none, "+reserved, ""), nil},
 
 		{"a pod that asks in Spiderpool's words", sts("web", theirs, ""), []string{ours}},
 		{"a pod that asks for several interfaces", sts("web", `ipam.spidernet.io/ippools: "?"`, ""), []string{ours}},
@@ -241,7 +256,7 @@ func TestOnlyPodsThatMayHaveAHomeAreGated(t *testing.T) {
 // By the label alone pods are gated for their namespace: it comes and goes with the annotation, in the same write.
 func TestANamespaceIsLabelledAsItsAnnotationsSay(t *testing.T) {
 	g := guardedWith(t, true)
-	const label = "stayput.io/default-pools"
+	const pools, retention = "stayput.io/default-pools", "stayput.io/default-retention"
 	made := func(metadata string) try {
 		return create(`{apiVersion: v1, kind: Namespace, metadata: {` + metadata + `}}`)
 	}
@@ -249,40 +264,84 @@ func TestANamespaceIsLabelledAsItsAnnotationsSay(t *testing.T) {
 		return merge(namespaceKind, name, `{metadata: {`+metadata+`}}`)
 	}
 	const theirs = `ipam.spidernet.io/default-ipv4-ippool: '["blue"]'`
-	until(t, "the policy", func(ctx context.Context) bool {
-		n, err := made(`name: new, annotations: {stayput.io/pools: blue}`)(ctx, g, g.admin)
+	until(t, "the policies", func(ctx context.Context) bool {
+		n, err := made(`name: new, annotations: {stayput.io/pools: blue, stayput.io/retain-ip: 10m}`)(ctx, g, g.admin)
 		must.Do(t, err)
-		_, is := n.GetLabels()[label]
-		return is
+		return len(n.GetLabels()) == 3 // one is Kubernetes' own
 	})
 	for _, c := range []struct {
-		name     string
-		do       try
-		labelled bool
+		name   string
+		do     try
+		labels []string
 	}{
-		{"made without annotations", made(`name: new`), false},
-		{"made with a label of its own", made(`name: new, labels: {stayput.io/default-pools: "yes"}`), false},
-		{"made without a name", made(`generateName: new-, annotations: {stayput.io/pools: blue}`), true},
-		{"made with Spiderpool's default", made(`name: new, annotations: {` + theirs + `}`), true},
+		{"made without annotations", made(`name: new`), nil},
+		{"made with a label of its own", made(`name: new, labels: {stayput.io/default-pools: "yes"}`), nil},
+		{"made without a name", made(`generateName: new-, annotations: {stayput.io/pools: blue}`), []string{pools}},
+		{"made with Spiderpool's default", made(`name: new, annotations: {` + theirs + `}`), []string{pools}},
 		{"made with Spiderpool's default, and none of ours",
-			made(`name: new, annotations: {stayput.io/pools: "", ` + theirs + `}`), false},
-		{"annotated", changed("guarded", `annotations: {stayput.io/pools: blue}`), true},
+			made(`name: new, annotations: {stayput.io/pools: "", ` + theirs + `}`), nil},
+		{"made with a retention", made(`name: new, annotations: {stayput.io/retain-ip: while-owned}`), []string{retention}},
+		{"made with both", made(`name: new, annotations: {stayput.io/retain-ip: 10m, stayput.io/pools: blue}`),
+			[]string{pools, retention}},
+		{"made with no retention", made(`name: new, annotations: {stayput.io/retain-ip: none}`), nil},
+		{"annotated", changed("guarded", `annotations: {stayput.io/pools: blue}`), []string{pools}},
 		{"annotated by apply", patch(namespaceKind, "guarded", types.ApplyPatchType,
-			`{apiVersion: v1, kind: Namespace, metadata: {name: guarded, annotations: {stayput.io/pools: blue}}}`), true},
-		{"changed otherwise", changed("pooled", `labels: {a: b}`), true},
-		{"without its label", changed("pooled", `labels: {stayput.io/default-pools: null}`), true},
-		{"without any label", changed("pooled", `labels: null`), true},
-		{"without its annotation", changed("pooled", `annotations: null`), false},
-		{"with an empty annotation", changed("pooled", `annotations: {stayput.io/pools: ""}`), false},
-		{"labelled without an annotation", changed("guarded", `labels: {stayput.io/default-pools: ""}`), false},
+			`{apiVersion: v1, kind: Namespace, metadata: {name: guarded, annotations: {stayput.io/pools: blue}}}`),
+			[]string{pools}},
+		{"changed otherwise", changed("pooled", `labels: {a: b}`), []string{pools}},
+		{"without its label", changed("pooled", `labels: {stayput.io/default-pools: null}`), []string{pools}},
+		{"without any label", changed("pooled", `labels: null`), []string{pools}},
+		{"without its annotation", changed("pooled", `annotations: null`), nil},
+		{"without its retention", changed("retaining", `annotations: null`), nil},
+		{"without the label of its retention", changed("retaining", `labels: {stayput.io/default-retention: null}`),
+			[]string{retention}},
+		{"with an empty annotation", changed("pooled", `annotations: {stayput.io/pools: ""}`), nil},
+		{"labelled without an annotation", changed("guarded", `labels: {stayput.io/default-pools: ""}`), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n, err := c.do(testContext(t), g, g.admin)
 			must.Do(t, err)
-			if _, is := n.GetLabels()[label]; is != c.labelled {
+			is := slices.DeleteFunc(slices.Sorted(maps.Keys(n.GetLabels())), func(l string) bool {
+				return !strings.HasPrefix(l, "stayput.io/")
+			})
+			if !slices.Equal(is, c.labels) {
 				t.Errorf("the labels are %v", n.GetLabels())
 			}
 		})
+	}
+}
+
+// What a namespace says of its pods is theirs from their creation on, unless they say it themselves.
+func TestAPodHasTheAnnotationsOfItsNamespace(t *testing.T) {
+	g := guardedWith(t, true)
+	of := func(annotations string) string {
+		return ownedPod("retaining", "apps/v1", "StatefulSet", "web", annotations, "")
+	}
+	until(t, "the policy", func(ctx context.Context) bool {
+		made, err := create(of(""))(ctx, g, g.admin)
+		must.Do(t, err)
+		return len(made.GetAnnotations()) > 0
+	})
+	for pod, want := range map[string]map[string]string{
+		of(""):                           {"stayput.io/retain-ip": "1h", "stayput.io/home": "Preferred"},
+		of("a: b"):                       {"stayput.io/retain-ip": "1h", "stayput.io/home": "Preferred", "a": "b"},
+		of("stayput.io/home: Required"):  {"stayput.io/retain-ip": "1h", "stayput.io/home": "Required"},
+		of("stayput.io/retain-ip: 10m"):  {"stayput.io/retain-ip": "10m"},
+		of("stayput.io/retain-ip: none"): {"stayput.io/retain-ip": "none"},
+		of(`io.kubernetes.cri/reserved-ip-duration: "10"`): {"io.kubernetes.cri/reserved-ip-duration": "10"},
+		strings.Replace(of(""), "annotations: {}, ", "", 1): {
+			"stayput.io/retain-ip": "1h", "stayput.io/home": "Preferred",
+		},
+	} {
+		made, err := create(pod)(testContext(t), g, g.admin)
+		must.Do(t, err)
+		if is := made.GetAnnotations(); !maps.Equal(is, want) {
+			t.Errorf("%s\nhas the annotations %v, want %v", pod, is, want)
+		}
+		_, none := want["stayput.io/home"]
+		if _, is := made.GetLabels()[managedLabel]; none && !is {
+			t.Errorf("%s\nhas the labels %v", pod, made.GetLabels())
+		}
 	}
 }
 

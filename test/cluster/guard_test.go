@@ -193,6 +193,13 @@ kind: Namespace
 metadata: {name: unpooled, annotations: {ipam.spidernet.io/default-ipv4-ippool: '["blue"]', stayput.io/pools: ""}}
 ---
 apiVersion: v1
+kind: Namespace
+metadata:
+  name: retaining
+  labels: {stayput.io/default-retention: ""}
+  annotations: {stayput.io/retain-ip: 1h, stayput.io/home: Preferred, stayput.io/unknown: a}
+---
+apiVersion: v1
 kind: ConfigMap
 metadata: {name: stayput-gated-workloads, namespace: guarded, labels: {stayput.io/gated-workloads: ""}}
 data: {workloads: "\nStatefulSet.apps.db\nStatefulSet.apps.kruise.io.queue\n"}
@@ -220,6 +227,10 @@ metadata: {name: default, namespace: elsewhere}
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: default, namespace: pooled}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: retaining}
 ---
 apiVersion: v1
 kind: ServiceAccount

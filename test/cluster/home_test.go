@@ -29,6 +29,25 @@ func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
 	}
 }
 
+// Nobody has to edit the pod template.
+func TestPodsRetainTheirAddressesByDefaultOfTheirNamespace(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	kubectl(t, c, "annotate", "namespace", ns, retainIP+"=10m")
+	deploy(t, c, ns, lab.Workload{Name: "not", Replicas: 1, Annotations: map[string]string{retainIP: "none"}})
+	ready(t, c, ns, "not-0") // and the API server has seen the annotation
+	before := tilted(t, c, ns, lab.Workload{Name: "web", Replicas: 3})
+	deletePods(t, c, ns, "web")
+	comeHome(t, c, ns, "web", before)
+	for pod, want := range map[string]string{
+		"web-0": retainIP + ": 10m", "not-0": "it has the annotation " + retainIP + ": none",
+	} {
+		if says := works(t, c, ns, "why", pod); !strings.Contains(says, want) {
+			t.Errorf("why %s does not say %q:\n%s", pod, want, says)
+		}
+	}
+}
+
 func TestPodsThatPreferTheirHomeComeHomeThoughOtherNodesAreEmptier(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)

@@ -96,8 +96,8 @@ changes nothing still has the pod encoded, decoded and admitted once more.
 {{- define "stayput.annotatedPods" -}}
 has(object.metadata.annotations) && (
 {{- if .Values.agent.enabled }}
-'stayput.io/retain-ip' in object.metadata.annotations ||
-'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations ||
+object.metadata.annotations[?'stayput.io/retain-ip'].orValue(
+object.metadata.annotations[?'io.kubernetes.cri/reserved-ip-duration'].orValue('none')) != 'none' ||
 {{- end }}
 ('stayput.io/pools' in object.metadata.annotations ? object.metadata.annotations['stayput.io/pools'] != '' &&
 {{ include "stayput.mayList" (list . "stayput.io" "podippools") }} :
@@ -148,6 +148,50 @@ object.metadata.?labels[?'stayput.io/managed'].hasValue()
 object.metadata.annotations['stayput.io/pools'] != '' :
 [{{ include "stayput.spiderpoolOfNamespaces" . }}].exists(k,
 object.metadata.?annotations[?k].orValue('') != ''))
+{{- end }}
+
+{{/*
+A policy that keeps a label, stayput.io/NAME, on the namespaces of which an expression is true, and on no other, in the
+very write that changes one or the other: neither is there without the other for a moment. (list . NAME expression)
+*/}}
+{{- define "stayput.labelOfNamespaces" -}}
+{{- $name := index . 1 -}}
+apiVersion: admissionregistration.k8s.io/{{ include "stayput.gatePolicies" (index . 0) }}
+kind: MutatingAdmissionPolicy
+metadata:
+  name: stayput-{{ $name }}
+  labels:
+    {{- include "stayput.labels" (list (index . 0) "admission") | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  matchConstraints:
+    resourceRules:
+    - apiGroups: [""]
+      apiVersions: [v1]
+      operations: [CREATE, UPDATE]
+      resources: [namespaces]
+      scope: Cluster
+  matchConditions:
+  - name: is-labelled-wrongly
+    expression: >-
+      ('stayput.io/{{ $name }}' in object.metadata.?labels.orValue({})) !=
+      {{- index . 2 | nindent 6 }}
+  mutations:
+  - patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+        'stayput.io/{{ $name }}' in object.metadata.?labels.orValue({}) ?
+        [JSONPatch{op: "remove", path: "/metadata/labels/stayput.io~1{{ $name }}"}] :
+        has(object.metadata.labels) ?
+        [JSONPatch{op: "add", path: "/metadata/labels/stayput.io~1{{ $name }}", value: ""}] :
+        [JSONPatch{op: "add", path: "/metadata/labels", value: {"stayput.io/{{ $name }}": ""}}]
+{{- end }}
+
+{{/* The annotations of a namespace that are defaults of the pods in it which retain their addresses. */}}
+{{- define "stayput.defaults" -}}
+'stayput.io/retain-ip', 'stayput.io/home', 'stayput.io/home-wait', 'stayput.io/when-in-use', 'stayput.io/when-scaled',
+'stayput.io/when-deleted', 'stayput.io/when-moved'
 {{- end }}
 
 {{/* A gated pod with a node is invalid; DaemonSets pin their pods anyway. */}}

@@ -125,6 +125,9 @@ func (im *importer) plan(item *inspection.ImportItem) (p *planned, why string) {
 	if err != nil {
 		return nil, err.Error()
 	}
+	if !p.policy.Retains() {
+		return nil, "it is to be retained for no time"
+	}
 	if len(item.IPs) == 0 {
 		return nil, "it has no address"
 	}
