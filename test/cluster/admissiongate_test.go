@@ -114,7 +114,8 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of a namespace that retains addresses with a node",
 			ownedPod("retaining", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
 		{"a pod of a Deployment in a namespace that retains addresses",
-			strings.Replace(ownedPod("retaining", "apps/v1", "ReplicaSet", "web", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil},
+			strings.Replace(ownedPod("retaining", "apps/v1", "ReplicaSet", "web", "", ""),
+				"statefulset.kubernetes.io/pod-name", "a", 1), nil},
 		{"a pod that asks for nothing, and says so", sts("web", "stayput.io/retain-ip: none, "+reserved, ""), nil},
 
 		{"a pod that asks in Spiderpool's words", sts("web", theirs, ""), []string{ours}},

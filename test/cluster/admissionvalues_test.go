@@ -31,7 +31,8 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		}
 	}
 	add(retention.AnnotationRetainIP,
-		"10m", "720h", "while-owned", "none", "None", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs",
+		"10m", "720h", "while-owned", "none", "None",
+		"1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs",
 		"0h0m1s", "1h1h", "0000000000000000000000010m",
 		"2562047h", "2562047h47m16.854775807s", "9223372036854775807ns", "153722867m", "9223372036s",
 		"1.99999999999999999999999999h", "0.00000000000000000001h1ns",

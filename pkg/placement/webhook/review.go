@@ -72,8 +72,8 @@ func (l *list[T]) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*[]T)(l))
 }
 
-// gateable reports whether the pod can be gated and is not: a gated pod with a node is invalid, and DaemonSets pin their
-// pods anyway.
+// gateable reports whether the pod can be gated and is not: a gated pod with a node is invalid, and DaemonSets pin
+// their pods anyway.
 func (r *review) gateable() bool {
 	spec, owner := &r.Request.Object.Spec, r.owner()
 	return spec.NodeName == "" && !slices.Contains(spec.SchedulingGates, placement) &&
