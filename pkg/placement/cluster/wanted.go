@@ -220,10 +220,7 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 	}
 	ref := home.Ref{Group: of[0].Group, Kind: of[0].Kind, Namespace: namespace, Name: stem}
 	version := otherMaker{found.GetUID(), found.GetGeneration()}
-	t.mu.Lock()
-	known, ok := t.others[ref]
-	t.mu.Unlock()
-	if ok && known == version {
+	if known, ok := t.others.Get(ref); ok && known == version {
 		return nil, nil
 	}
 	o := &unstructured.Unstructured{} // the cache does not have its template
@@ -237,9 +234,7 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 	asks, _, err := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
 	if err != nil || !home.Annotated(asks) || asks[stayputv1alpha1.AnnotationIdentity] != "" {
 		if version.generation > 0 {
-			t.mu.Lock()
-			t.others[ref] = otherMaker{o.GetUID(), o.GetGeneration()}
-			t.mu.Unlock()
+			t.others.Set(ref, otherMaker{o.GetUID(), o.GetGeneration()}, keptFor)
 		}
 		return nil, nil // its pods ask for nothing, so that it is not theirs, or it has no template
 	}

@@ -134,15 +134,19 @@ type Workloads struct {
 	client    client.Client
 	discovery discovery.DiscoveryInterface
 	every     time.Duration
+	scales    *utilcache.Expiring // by home.Ref, a [scale]
+	polled    *utilcache.Expiring // by home.Ref, a [polled]
+	others    *utilcache.Expiring // by home.Ref, an [otherMaker]
 
 	mu          sync.Mutex
 	kinds       map[schema.GroupKind]*kindState
 	watchers    []func(Kind) error
 	subscribers []func(schema.GroupKind)
-	scales      map[home.Ref]scale
-	polled      *utilcache.Expiring // by home.Ref, a [polled]
-	others      map[home.Ref]otherMaker
 }
+
+// keptFor is how long a [scale] and an [otherMaker] are kept, though they hold as long as their workload is the same: that
+// it is gone is not always noticed.
+const keptFor = time.Hour
 
 // polled is what the API server said of a workload of a kind that is not watched: nil, that it exists.
 type polled struct{ err error }
@@ -192,8 +196,8 @@ func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.Disco
 	custom ...schema.GroupVersionKind) *Workloads {
 	t := &Workloads{
 		cache: c, live: live, client: cl, discovery: d, every: LookupEvery,
-		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{}, polled: utilcache.NewExpiring(),
-		others: map[home.Ref]otherMaker{},
+		kinds: map[schema.GroupKind]*kindState{}, scales: utilcache.NewExpiring(), polled: utilcache.NewExpiring(),
+		others: utilcache.NewExpiring(),
 	}
 	for _, gvk := range custom {
 		t.kinds[gvk.GroupKind()] = &kindState{Kind: Kind{gvk, true}, problem: ErrUnknown}
@@ -419,9 +423,6 @@ func (t *Workloads) read(ctx context.Context, from client.Reader, k Kind, ref ho
 	o := k.object()
 	if err := from.Get(ctx, ref.Key(), o, client.UnsafeDisableDeepCopy); err != nil { // o is only read
 		if Absent(err) {
-			t.mu.Lock()
-			delete(t.scales, ref)
-			t.mu.Unlock()
 			return nil, ErrGone
 		}
 		return nil, fmt.Errorf("reading %s: %w", ref, err)
@@ -450,11 +451,10 @@ func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.
 	if g := o.GetGeneration(); g > 0 {
 		version = strconv.FormatInt(g, 10)
 	}
-	t.mu.Lock()
-	known, ok := t.scales[ref]
-	t.mu.Unlock()
-	if ok && known.uid == o.GetUID() && known.version == version {
-		return known.replicas, nil
+	if was, ok := t.scales.Get(ref); ok {
+		if known := was.(scale); known.uid == o.GetUID() && known.version == version {
+			return known.replicas, nil
+		}
 	}
 	of, sub := &unstructured.Unstructured{}, &unstructured.Unstructured{}
 	of.SetGroupVersionKind(k.GVK)
@@ -472,9 +472,7 @@ func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.
 	if err != nil {
 		return 0, fmt.Errorf("its subresource scale: %w", err)
 	}
-	t.mu.Lock()
-	t.scales[ref] = scale{o.GetUID(), version, int32(replicas)}
-	t.mu.Unlock()
+	t.scales.Set(ref, scale{o.GetUID(), version, int32(replicas)}, keptFor)
 	return int32(replicas), nil
 }
 
