@@ -171,7 +171,7 @@ cert-manager: ## the webhook that gates pods with a certificate of cert-manager;
 	$(GO) run ./test/lab/cmd/labbuild cert-manager
 	$(GO) test -count=1 -v -timeout 30m -tags certmanager -run CertManager ./test/cluster
 
-mesh: ## Istio's own installer, coming and going beside the agent on containerd; 1 min, and 10 more the first time
+mesh: ## Istio's and Linkerd's own installers, coming and going beside the agent on containerd; 1 min, and 15 more the first time
 	$(GO) run ./test/lab/cmd/labbuild mesh
 	$(GO) test -count=1 -v -timeout 30m -tags mesh -run Mesh ./test/node
 

@@ -1,6 +1,6 @@
 // Labbuild fills the lab's cache before the first test needs it. With the argument conformance it adds upstream's own
 // tests, with flannel flanneld and kube-proxy, with calico flanneld and Calico, with calico-ipam the latter alone, with
-// cert-manager that, with mesh Istio's CNI programs, with openkruise that, with release a registry.
+// cert-manager that, with mesh Istio's and Linkerd's CNI programs, with openkruise that, with release a registry.
 package main
 
 import (
@@ -37,7 +37,10 @@ func main() {
 		_, err = lab.BuildCertManager(ctx)
 	}
 	if err == nil && slices.Contains(os.Args[1:], "mesh") {
-		_, err = lab.BuildMesh(ctx)
+		_, err = lab.BuildIstio(ctx)
+		if err == nil {
+			_, err = lab.BuildLinkerd(ctx)
+		}
 	}
 	if err == nil && slices.Contains(os.Args[1:], "openkruise") {
 		_, err = lab.BuildOpenKruise(ctx)
