@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -17,15 +18,18 @@ import (
 
 const hostileEnv = "STAYPUT_TEST_HOSTILE"
 
-// What a process of a pod can do without any right.
+// What a process of a pod can do: without any right, but for the last, which needs its pod's CAP_NET_ADMIN.
 const (
 	changesDescriptors = "descriptors" // into a network namespace, a pipe that nobody writes to, and a socket, in turn
-	makesNamespace     = "addresses"   // with thousands of addresses, all of its node's among them, one of which changes
+	makesNamespace     = "addresses"   // with many addresses, all of its node's among them, one of which changes
+	fillsNamespace     = "others"      // with as many others
 )
 
 // hostile is the main function of a process that does so until it is killed.
 func hostile(what string) int {
-	err := map[string]func() error{changesDescriptors: changeDescriptors, makesNamespace: changeAddresses}[what]()
+	err := map[string]func() error{
+		changesDescriptors: changeDescriptors, makesNamespace: changeAddresses, fillsNamespace: keepAddresses,
+	}[what]()
 	fmt.Fprintln(os.Stderr, "hostile:", err)
 	return 1
 }
@@ -54,35 +58,62 @@ func changeDescriptors() error {
 	}
 }
 
-const hostileAddresses = 20_000
+const hostileAddresses = 120_000
 
 func changeAddresses() error {
+	first := netip.MustParseAddr("10.88.0.0")
 	lo, err := netlink.LinkByName("lo")
-	if err != nil {
+	if err := errors.Join(err, addAddresses(first)); err != nil {
 		return err
 	}
-	one := func(a netip.Addr) *netlink.Addr { return &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())} }
-	a := netip.MustParseAddr("10.88.0.0")
-	for range hostileAddresses {
-		if err := netlink.AddrAdd(lo, one(a)); err != nil {
-			return err
-		}
-		a = a.Next()
-	}
 	fmt.Println("begun")
-	for {
-		if err := errors.Join(netlink.AddrAdd(lo, one(a)), netlink.AddrDel(lo, one(a))); err != nil {
+	for a := single(first.Prev()); ; {
+		if err := errors.Join(netlink.AddrAdd(lo, a), netlink.AddrDel(lo, a)); err != nil {
 			return err
 		}
 	}
 }
 
-// startHostile starts such a process as nobody, with no capability, and waits until it has begun.
+func keepAddresses() error {
+	if err := addAddresses(netip.MustParseAddr("10.96.0.0")); err != nil {
+		return err
+	}
+	fmt.Println("begun")
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+// addAddresses adds the addresses from a on. The time that one takes grows with how many its interface has.
+func addAddresses(a netip.Addr) error {
+	const perLink = 1000
+	for i := range hostileAddresses / perLink {
+		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("br", i)}}
+		if err := netlink.LinkAdd(link); err != nil {
+			return err
+		}
+		for range perLink {
+			if err := netlink.AddrAdd(link, single(a)); err != nil {
+				return err
+			}
+			a = a.Next()
+		}
+	}
+	return nil
+}
+
+func single(a netip.Addr) *netlink.Addr { return &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())} }
+
+// startHostile starts such a process, as nobody with no capability if it needs none, and waits until it has begun.
 func startHostile(t *testing.T, n *lab.Node, what string) {
 	t.Helper()
-	argv := []string{"/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"}
-	if what == makesNamespace {
+	argv := []string{"/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all",
+		"--inh-caps=-all"}
+	switch what {
+	case makesNamespace:
 		argv = append(argv, "/usr/bin/unshare", "--map-root-user", "--net") // its own user namespace, as any user may
+	case fillsNamespace:
+		argv = []string{"/usr/bin/unshare", "--net"} // as the runtime makes a pod's
 	}
 	p, err := n.Start(what, []string{hostileEnv + "=" + what}, append(argv, "/opt/hostile")...)
 	must.Do(t, err)
@@ -98,13 +129,13 @@ func startHostile(t *testing.T, n *lab.Node, what string) {
 }
 
 // The addresses of ended pods are freed by a look into all network namespaces of the node, whatever processes make of
-// theirs.
-func TestNoUnprivilegedProcessHoldsUpItsNodesAgent(t *testing.T) {
+// theirs, and how many addresses these have.
+func TestNoProcessOfAPodHoldsUpItsNodesAgent(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	must.Do(t, n.Install(os.Args[0], "/opt/hostile"))
 	agent := startAgent(t, n, "--grace-period=1s", "--reconcile-interval=500ms")
-	for _, what := range []string{changesDescriptors, makesNamespace} {
+	for _, what := range []string{changesDescriptors, makesNamespace, fillsNamespace} {
 		startHostile(t, n, what)
 	}
 	for i := range 5 {
