@@ -11,8 +11,8 @@ var istioComponent = component{
 	name: "istio", dir: "build/istio", sources: []string{"build/istio"}, pkg: "tool", parallel: 2,
 }
 
-// linkerdComponent is Linkerd's CNI plugin, and the script that installs it, of May 2023, when both were in linkerd2: the
-// module proxy lacks today's module.
+// linkerdComponent is Linkerd's CNI plugin, and the script that installs it, of May 2023, when both were in linkerd2:
+// the module proxy lacks today's module.
 var linkerdComponent = component{
 	name: "linkerd", dir: "build/linkerd", sources: []string{"build/linkerd"}, pkg: "tool",
 	finish: func(dir string) error {

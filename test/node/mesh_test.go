@@ -21,8 +21,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// A mesh is what a service mesh's DaemonSet runs on a node: its installer, which chains its plugin and removes it at its
-// end.
+// A mesh is what a service mesh's DaemonSet runs on a node: its installer, which chains its plugin and removes it at
+// its end.
 type mesh struct {
 	t       *testing.T
 	n       *lab.Node
@@ -65,8 +65,8 @@ func (a *askedFor) take() []string {
 	return pods
 }
 
-// istio is Istio. The lab's pods are in the first of the namespaces that it leaves alone, so its plugin does not ask the
-// API server for them.
+// istio is Istio. The lab's pods are in the first of the namespaces that it leaves alone, so its plugin does not ask
+// the API server for them.
 func istio(t *testing.T, n *lab.Node) *mesh {
 	t.Helper()
 	bin, err := lab.BuildIstio(t.Context()) // make mesh has built it

@@ -144,8 +144,8 @@ type Workloads struct {
 	subscribers []func(schema.GroupKind)
 }
 
-// keptFor is how long a [scale] and an [otherMaker] are kept, though they hold as long as their workload is the same: that
-// it is gone is not always noticed.
+// keptFor is how long a [scale] and an [otherMaker] are kept, though they hold as long as their workload is the same:
+// that it is gone is not always noticed.
 const keptFor = time.Hour
 
 // polled is what the API server said of a workload of a kind that is not watched: nil, that it exists.
