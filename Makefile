@@ -179,7 +179,7 @@ openkruise: ## pods of OpenKruise's workloads beside its running manager; 2 min,
 	$(GO) run ./test/lab/cmd/labbuild openkruise
 	$(GO) test -count=1 -v -timeout 30m -tags openkruise -run TestStayputBesideARunningOpenKruise ./test/cluster
 
-floods: ## what any client or author can send controllers, within the chart's limit of memory; 4 min
+floods: ## what any client or author can send controllers, within the chart's limit of memory; 10 min
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 30m -tags floods ./test/flood
 
