@@ -265,6 +265,40 @@ func (d Local) flock(fd int) error {
 	return Retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
 }
 
+// Replace gives path new content by way of temp, a file of the same directory or file system: whoever reads path finds
+// the old content or the new one. A power loss may leave neither, see ReplaceSynced.
+func Replace(fsys FS, temp, path string, data []byte, mode uint32) error {
+	err := fsys.WriteFile(temp, data, mode)
+	if err == nil {
+		err = fsys.Rename(temp, path)
+	}
+	return err
+}
+
+// ReplaceSynced is Replace, and a power loss too leaves the old content or the new one. Which of them is known after
+// SyncDir of the parent.
+func ReplaceSynced(fsys FS, temp, path string, data []byte, mode uint32) error {
+	err := fsys.WriteFile(temp, data, mode)
+	if err == nil {
+		err = fsys.SyncFile(temp)
+	}
+	if err == nil {
+		err = fsys.Rename(temp, path)
+	}
+	return err
+}
+
+// WriteFile writes a file as FS.WriteFile does, and makes its missing parents.
+func WriteFile(fsys FS, path string, data []byte, mode uint32) error {
+	err := fsys.WriteFile(path, data, mode)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = MkdirAll(fsys, filepath.Dir(path)); err == nil {
+			err = fsys.WriteFile(path, data, mode)
+		}
+	}
+	return err
+}
+
 // MkdirAll makes path and its missing parents.
 func MkdirAll(fsys FS, path string) error {
 	err := fsys.Mkdir(path)

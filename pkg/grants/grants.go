@@ -74,26 +74,6 @@ func New(stateDir string, fsys disk.FS, boot func() (string, error)) Dir {
 	return Dir{filepath.Join(stateDir, Name), fsys, boot}
 }
 
-// put replaces a file as a whole. A durable file is so when put returns; a power loss may take back any other.
-func (b Dir) put(name string, data []byte, durable bool) error {
-	if err := disk.MkdirAll(b.fs, b.dir); err != nil {
-		return err
-	}
-	temp := name + tempSuffix
-	if err := b.fs.WriteFile(b.path(temp), data, modeFile); err != nil {
-		return err
-	}
-	if durable {
-		if err := b.fs.SyncFile(b.path(temp)); err != nil {
-			return err
-		}
-	}
-	if err := b.fs.Rename(b.path(temp), b.path(name)); err != nil || !durable {
-		return err
-	}
-	return disk.SyncPathTo(b.fs, b.path(name))
-}
-
 func (b Dir) path(name string) string { return filepath.Join(b.dir, name) }
 
 // absent is the error unless a file is missing.
@@ -141,7 +121,14 @@ func (b Dir) PutServed(s Served) error {
 	if err != nil {
 		return err
 	}
-	return b.put(servedName, append(data, '\n'), true)
+	if err := disk.MkdirAll(b.fs, b.dir); err != nil {
+		return err
+	}
+	path := b.path(servedName)
+	if err := disk.ReplaceSynced(b.fs, path+tempSuffix, path, append(data, '\n'), modeFile); err != nil {
+		return err
+	}
+	return disk.SyncPathTo(b.fs, path)
 }
 
 // Served returns what PutServed noted, nil if that is nothing. After an error, which may be ErrCorrupt or that a newer
@@ -201,13 +188,7 @@ func (b Dir) Begin(uid, text string) (Pending, error) {
 		return Pending{}, err
 	}
 	p := Pending{b, uid, filepath.Join(dir, uid+"."+strconv.FormatUint(rand.Uint64(), 36)+pendingSuffix)}
-	err = b.fs.WriteFile(p.at, []byte(text), modeFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = disk.MkdirAll(b.fs, dir); err == nil {
-			err = b.fs.WriteFile(p.at, []byte(text), modeFile)
-		}
-	}
-	return p, err
+	return p, disk.WriteFile(b.fs, p.at, []byte(text), modeFile)
 }
 
 // Finish makes the grant valid. The PodIPs must name this node. ErrRevoked means that it was revoked since.
@@ -315,7 +296,10 @@ func (b Dir) PutNode(name string) error {
 	if current, err := b.Node(); err != nil || current == name {
 		return err
 	}
-	return b.put(nodeName, []byte(name), false)
+	if err := disk.MkdirAll(b.fs, b.dir); err != nil {
+		return err
+	}
+	return disk.Replace(b.fs, b.path(nodeName+tempSuffix), b.path(nodeName), []byte(name), modeFile)
 }
 
 // Node returns what PutNode wrote, empty if that is nothing.

@@ -23,20 +23,12 @@ func (w *writer) remove(path string) error {
 
 // replace writes a file of the state directory that is whole at every moment, but not durable.
 func (w *writer) replace(path string, data []byte) error {
-	tmp := w.inState(tempState)
-	if err := w.fs.WriteFile(tmp, data, modeState); err != nil {
-		return err
-	}
-	return w.fs.Rename(tmp, path)
+	return disk.Replace(w.fs, w.inState(tempState), path, data, modeState)
 }
 
 // writeSlot writes the file of an address that has none, or that has to be as it was.
 func (w *writer) writeSlot(a netip.Addr, data []byte) error {
-	tmp := filepath.Join(w.dir, tempName)
-	if err := w.fs.WriteFile(tmp, data, modeOurs); err != nil {
-		return err
-	}
-	return w.fs.Rename(tmp, w.slotPath(a))
+	return disk.Replace(w.fs, filepath.Join(w.dir, tempName), w.slotPath(a), data, modeOurs)
 }
 
 // replaceSlot writes the file of an address that has one. A rename over a file makes ext4 write the new content
@@ -65,14 +57,8 @@ func (w *writer) writeClaim(c *Claim) error {
 			return err
 		}
 	}
-	tmp := w.inState(tempState)
-	if err := w.fs.WriteFile(tmp, c.encode(), modeState); err != nil {
-		return err
-	}
-	if err := w.fs.SyncFile(tmp); err != nil {
-		return err
-	}
-	if err := w.fs.Rename(tmp, w.inState(claimsDir, c.Key.hash())); err != nil {
+	path := w.inState(claimsDir, c.Key.hash())
+	if err := disk.ReplaceSynced(w.fs, w.inState(tempState), path, c.encode(), modeState); err != nil {
 		return err
 	}
 	return w.confirmClaim(c.Key)
@@ -107,14 +93,7 @@ func (w *writer) removeClaim(k Key) error {
 
 // addToSet notes that a shared identity has a claim of that key.
 func (w *writer) addToSet(k Key) error {
-	path := w.inState(setsDir, k.setHash(), k.hash())
-	err := w.fs.WriteFile(path, nil, modeState)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = disk.MkdirAll(w.fs, filepath.Dir(path)); err == nil {
-			err = w.fs.WriteFile(path, nil, modeState)
-		}
-	}
-	return err
+	return disk.WriteFile(w.fs, w.inState(setsDir, k.setHash(), k.hash()), nil, modeState)
 }
 
 // removeClaims removes every claim, durably.
@@ -188,14 +167,7 @@ func (w *writer) markUnderWay(was stamp, now Instant) error {
 
 // writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
 func (w *writer) writeMarker(st stamp) error {
-	tmp := filepath.Join(w.dir, tempName)
-	if err := w.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
-		return err
-	}
-	if err := w.fs.SyncFile(tmp); err != nil {
-		return err
-	}
-	if err := w.fs.Rename(tmp, w.marker()); err != nil {
+	if err := disk.ReplaceSynced(w.fs, filepath.Join(w.dir, tempName), w.marker(), st.encode(), modeState); err != nil {
 		return err
 	}
 	return w.fs.SyncDir(w.dir)

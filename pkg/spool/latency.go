@@ -124,8 +124,5 @@ func (d Dir) MakeLatencies() error {
 
 func (d Dir) emptyLatencies() error {
 	path := d.LatencyFile()
-	if err := local.WriteFile(path+tmpSuffix, nil, mode); err != nil {
-		return err
-	}
-	return local.Rename(path+tmpSuffix, path)
+	return disk.Replace(local, path+tmpSuffix, path, nil, mode)
 }

@@ -73,13 +73,7 @@ func (d Dir) Report(events []ledger.Event) error {
 		}
 		name := fmt.Sprintf("%d-%d-%d", time.Now().UnixNano(), unix.Getpid(), reported.Add(1))
 		tmp := filepath.Join(dir, "."+name)
-		err = local.WriteFile(tmp, b, mode)
-		if errors.Is(err, fs.ErrNotExist) {
-			if err = disk.MkdirAll(local, dir); err == nil {
-				err = local.WriteFile(tmp, b, mode)
-			}
-		}
-		if err == nil {
+		if err = disk.WriteFile(local, tmp, b, mode); err == nil {
 			err = local.Rename(tmp, filepath.Join(dir, name))
 		}
 		if err == nil {
