@@ -122,10 +122,9 @@ func agentPods(ctx context.Context, k client.Client, namespace, node string) ([]
 	if err := k.List(ctx, &list, o...); err != nil {
 		return nil, fmt.Errorf("looking for agents: %w", rightTo("list pods in namespace "+namespace, err))
 	}
-	slices.SortStableFunc(list.Items, func(a, b corev1.Pod) int {
-		return rank(a.DeletionTimestamp != nil) - rank(b.DeletionTimestamp != nil)
-	})
-	return list.Items, nil
+	ending := func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }
+	stay := slices.DeleteFunc(slices.Clone(list.Items), ending)
+	return append(stay, slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !ending(p) })...), nil
 }
 
 func running(p *corev1.Pod) bool { return container(p) != nil && container(p).State.Running != nil }

@@ -4,7 +4,7 @@
 //	get.go        lists what is kept; kept.go is the one view of RetainedIPs and PodIPs
 //	why.go        tells the story of one pod:
 //	                facts.go reads all that it is told from, story.go tells it,
-//	                lives.go, promise.go, placement.go and forecast.go are its sections
+//	                events.go, promise.go, placement.go and forecast.go are its sections
 //	release.go    gives addresses up; consent.go asks before that and before an import
 //	node.go       lists a node's addresses; map.go writes them
 //	check.go      diagnoses: check_cluster.go the cluster, check_policies.go its admission policies,

@@ -67,7 +67,7 @@ func TestWithoutRightsAStorySaysWhatItDoesNotKnow(t *testing.T) {
 			t.Errorf("%q is not said to be unknown: %q", what, unknown)
 		}
 	}
-	if len(s.Lives) != 1 || !s.Lives[0].Present || s.Lives[0].Node != "node-1" || s.IfDeleted.Outcome != "unknown" {
+	if s.Node != "node-1" || s.IfDeleted.Outcome != "unknown" {
 		t.Errorf("told is %+v", s)
 	}
 	told(t, f)
@@ -81,8 +81,8 @@ func TestAPodThatIsGoneIsFoundByItsRetainedIP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := f.story(); s.Pod != "web-2" || s.Workload != "StatefulSet/web" || len(s.Lives) != 1 ||
-			s.Lives[0].State != "stopped" {
+		if s := f.story(); s.Pod != "web-2" || s.Workload != "StatefulSet/web" ||
+			len(s.Kept) != 1 || s.Kept[0].Phase != "Retained" {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}

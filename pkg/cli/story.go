@@ -30,9 +30,7 @@ type Story struct {
 	Record  string   `json:"record,omitempty"`
 	// Placement says how the pod came, or comes, to its node.
 	Placement []string `json:"placement,omitempty"`
-	// Lives are the pods of this name that are known, Events those that bear on their nodes and addresses. Both are
-	// sorted by time.
-	Lives     []Life   `json:"lives"`
+	// Events are those that bear on the nodes and addresses of pods of this name, oldest first.
 	Events    []Told   `json:"events"`
 	IfDeleted Forecast `json:"ifDeleted"`
 	// Unknown is what could not be read, and why.
@@ -70,7 +68,7 @@ func (f *facts) story() *Story {
 	s := &Story{
 		Namespace: f.namespace, Pod: f.name, State: f.podIs(),
 		Asked: askedBy(f.annotations()), Promise: f.promise(), Kept: []Kept{}, Record: f.recorded(),
-		Placement: f.placement(), Lives: f.lives(), Events: f.told(), IfDeleted: f.forecast(), Unknown: f.unknown,
+		Placement: f.placement(), Events: f.told(), IfDeleted: f.forecast(), Unknown: f.unknown,
 	}
 	if f.pod != nil {
 		s.UID, s.Node = string(f.pod.UID), f.pod.Spec.NodeName
@@ -143,12 +141,11 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 		node = append(slices.Clone(node), s.Record)
 	}
 	section("Its node", node)
-	if len(s.Events) > 0 || slices.ContainsFunc(s.Lives, func(l Life) bool { return !l.Present }) {
-		fmt.Fprint(&b, "\nWhat happened\n")
-		if err := s.writeLives(&b, now, most); err != nil {
-			return err
-		}
+	var happened []string
+	for i := range s.Events {
+		happened = append(happened, s.Events[i].text(s.Pod, now))
 	}
+	section("What happened", happened)
 	section(s.IfDeleted.Title, s.IfDeleted.Lines)
 	section("What could not be read", s.Unknown)
 	_, err := io.WriteString(w, b.String())

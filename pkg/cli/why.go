@@ -10,8 +10,8 @@ func whyCommand(s *settings) *cobra.Command {
 		Use:   "why POD",
 		Short: "Explain a pod's IP address and node, and what happens if the pod is deleted now",
 		Long: `Explain a pod's IP address and node: what its annotations request, what is
-promised, which nodes keep addresses for it, its lives as far as Events reach back
-(an hour by default), and what happens if it is deleted now.
+promised, which nodes keep addresses for it, what happened to it as far as Events
+reach back (an hour by default), and what happens if it is deleted now.
 
 A deleted pod can be explained as long as an address is kept for it.`,
 		Example:           "  kubectl stayput why web-0",
