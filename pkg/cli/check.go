@@ -80,10 +80,10 @@ The exit code is 1 if a check failed. Warnings do not count.`,
 			}
 			out := cmd.OutOrStdout()
 			run := runChecks
-			write := func(r *Report) error { return r.write(out, verbose, width(out), painting(out)) }
+			write := func(r *Report) error { return r.write(out, verbose, width(out)) }
 			if preflight {
 				run = runPreflight
-				write = func(r *Report) error { return r.writePreflight(out, width(out), painting(out)) }
+				write = func(r *Report) error { return r.writePreflight(out, width(out)) }
 			}
 			r, err := run(cmd.Context(), c, args, newProgress(cmd.ErrOrStderr()))
 			if err != nil {
@@ -186,18 +186,14 @@ func (r *Report) add(all ...Finding) {
 }
 
 // write prints the findings. What is in order on a node is one line, unless all of it is wanted.
-func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
+func (r *Report) write(w io.Writer, all bool, most int) error {
 	var b strings.Builder
-	level := func(l Level) string {
-		c := map[Level]colour{LevelOK: green, LevelWarn: yellow, LevelFail: red}[l]
-		return p.text(c, string(l)) + strings.Repeat(" ", 4-len(l))
-	}
 	say := func(f Finding) {
 		about := f.Check + ": "
 		if f.Node != "" {
 			about = f.Node + ": " + about
 		}
-		fmt.Fprintf(&b, "%s  %s\n", level(f.Level), wrapped(about+f.Text, "      ", most-6))
+		fmt.Fprintf(&b, "%-4s  %s\n", f.Level, wrapped(about+f.Text, "      ", most-6))
 		if f.Todo != "" {
 			fmt.Fprintf(&b, "      %s\n", wrapped("-> "+f.Todo, "         ", most-9))
 		}
@@ -205,7 +201,7 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 	var order []string // of a node's checks that are in order
 	flush := func(node string) {
 		if len(order) > 0 {
-			fmt.Fprintf(&b, "%s  %s\n", level(LevelOK), wrapped(node+": "+strings.Join(order, ", "), "      ", most-6))
+			fmt.Fprintf(&b, "%-4s  %s\n", LevelOK, wrapped(node+": "+strings.Join(order, ", "), "      ", most-6))
 		}
 		order = nil
 	}

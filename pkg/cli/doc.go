@@ -6,7 +6,7 @@
 //	                facts.go reads all that it is told from, story.go tells it,
 //	                events.go, promise.go, placement.go and forecast.go are its sections
 //	release.go    gives addresses up; consent.go asks before that and before an import
-//	node.go       lists a node's addresses; map.go writes them
+//	node.go       lists a node's addresses
 //	check.go      diagnoses: check_cluster.go the cluster, check_policies.go its admission policies,
 //	                check_node.go its nodes, clock.go their clocks
 //	preflight.go  tells what would work in a cluster without Stayput
@@ -16,7 +16,7 @@
 //	agents.go     runs stayput-agent on a node
 //	complete.go   completes arguments in a shell
 //	output.go     prints: tables, JSON and YAML, numbers
-//	terminal.go   width, colour, progress
+//	terminal.go   width, progress
 //
 // A verb writes what was asked for to the command's standard output and everything else to its standard error. It
 // says what it could not find out; it never shows the unknown as nothing.

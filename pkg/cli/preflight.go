@@ -555,7 +555,7 @@ func (s *surroundings) summary() []Finding {
 }
 
 // writePreflight prints the findings: equal ones of several nodes once.
-func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
+func (r *Report) writePreflight(w io.Writer, most int) error {
 	var merged []Finding
 	nodes := map[Finding][]string{} // of those that differ in the node alone
 	for _, f := range r.Findings {
@@ -576,7 +576,7 @@ func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
 	}
 	short := *r
 	short.Findings = merged
-	if err := short.write(w, true, most, p); err != nil || r.Install == "" {
+	if err := short.write(w, true, most); err != nil || r.Install == "" {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "\nTo install what works here, with a few more values if findings above say so:\n\n  %s\n",

@@ -194,7 +194,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		r.add(c.in.findings()...)
 		r.Install = c.in.install()
 		var out bytes.Buffer
-		if err := r.writePreflight(&out, 1000, paint(false)); err != nil {
+		if err := r.writePreflight(&out, 1000); err != nil {
 			t.Fatal(err)
 		}
 		lines := strings.Split(out.String(), "\n")

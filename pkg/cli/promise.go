@@ -291,7 +291,8 @@ func (f *facts) describe(k *keptIP) Kept {
 	}
 	if n := f.looks[k.node]; n != nil {
 		for _, ip := range k.ips {
-			told.Ledger = append(told.Ledger, ip+" "+entryOf(n, ip))
+			_, a := addressOf(n, ip)
+			told.Ledger = append(told.Ledger, ip+" "+stateOf(a))
 		}
 	}
 	return told
@@ -310,9 +311,8 @@ func addressOf(n *inspection.Node, ip string) (*inspection.Network, *inspection.
 	return nil, nil
 }
 
-// entryOf returns in words what a ledger says of an address.
-func entryOf(n *inspection.Node, ip string) string {
-	_, a := addressOf(n, ip)
+// stateOf returns in words what a ledger says of an address, nil if nothing.
+func stateOf(a *inspection.Address) string {
 	switch {
 	case a == nil:
 		return "is free"
@@ -320,6 +320,8 @@ func entryOf(n *inspection.Node, ip string) string {
 		return "has an unreadable file"
 	case a.State == inspection.Newer:
 		return "is kept by a version of Stayput newer than the agent"
+	case a.State == inspection.Retained && a.Promise == nil:
+		return "is retained"
 	case a.State == inspection.Retained && a.LeftSeconds == nil:
 		return "is retained for " + a.Promise.Identity + " indefinitely"
 	case a.State == inspection.Retained:

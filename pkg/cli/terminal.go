@@ -28,31 +28,6 @@ func interactive(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// colour is a parameter of the escape sequence for text on a terminal.
-type colour string
-
-const (
-	plain  colour = ""
-	green  colour = "32"
-	yellow colour = "33"
-	red    colour = "31"
-)
-
-// paint is whether colour is used.
-type paint bool
-
-func painting(w io.Writer) paint {
-	_, refused := os.LookupEnv("NO_COLOR") // no-color.org
-	return paint(interactive(w) && !refused && os.Getenv("TERM") != "dumb")
-}
-
-func (p paint) text(c colour, s string) string {
-	if !p || c == plain {
-		return s
-	}
-	return "\x1b[" + string(c) + "m" + s + "\x1b[0m"
-}
-
 // printable returns text as a terminal may have it: what moves the cursor, sets colours, turns the direction of writing
 // or cannot be seen is written as in Go's string literals. Everything that others have written goes through it on its
 // way into text, the names and words of tenants and what nodes answer; JSON and YAML have ways of their own.

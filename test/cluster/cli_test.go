@@ -376,8 +376,8 @@ func TestNodeShowsTheLedger(t *testing.T) {
 		t.Errorf("a healthy node is %+v", n)
 	}
 	s = anywhere(t, c, "node", "node-1")
-	if s.code != 0 || !strings.Contains(s.out, "R retained") ||
-		!strings.Contains(s.out, "B bound, and kept after its pod stops") || strings.Contains(s.out, "\x1b") {
+	if s.code != 0 || !strings.Contains(s.out, kept.Status.IPs[0]+" is retained for pod:"+ns+"/web-1") ||
+		!strings.Contains(s.out, web.Status.PodIP+" is bound to sandbox ") {
 		t.Errorf("%+v", s)
 	}
 	t.Logf("\n%s", s.out)

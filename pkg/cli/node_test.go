@@ -16,7 +16,7 @@ func rangeOf(subnet, start, end, gateway string) inspection.Range {
 	}
 }
 
-// aNetwork has every mark, and two families.
+// aNetwork has every state, and two families.
 func aNetwork() inspection.Network {
 	promise := &inspection.Promise{Identity: "pod:default/web-0", Retention: "10m"}
 	return inspection.Network{
@@ -43,47 +43,31 @@ func aNetwork() inspection.Network {
 	}
 }
 
-const theMap = `Network pods
+const theList = `Network pods
   Range set 0
   10.1.0.0/27  10.1.0.1 - 10.1.0.20
-    B 10.1.0.2  pod:default/web-0
-    b 10.1.0.3
-    R 10.1.0.9  pod:default/web-0
-    N 10.1.0.10
-    ? 10.1.0.20
-  19 addresses: 14 free, 2 bound, 1 retained, 1 kept by a newer version, 1 unreadable
+    10.1.0.2 is bound to sandbox a, promised to pod:default/web-0
+    10.1.0.3 is bound to sandbox b, without a promise
+    10.1.0.9 is retained for pod:default/web-0 indefinitely
+    10.1.0.10 is kept by a version of Stayput newer than the agent
+    10.1.0.20 has an unreadable file
+  19 addresses: 14 free, 2 bound, 1 retained
   promised: 2 of at most 9 (promisedShare 0.5)
   Range set 1
   fd00::/64  fd00::1 - fd00::ffff:ffff:ffff:ffff
-    R fd00::5  pod:default/web-0
+    fd00::5 is retained for pod:default/web-0 indefinitely
   4611686018427387904 addresses: 4611686018427387903 free, 0 bound, 1 retained
   promised: 1 of at most 1024 (promisedLimit 1024)
-  outside the current ranges: 10.9.0.1 (bound)
-
-b bound   B bound, and kept after its pod stops   R retained   N kept by a newer version of Stayput   ? unreadable
+  outside the current ranges: 10.9.0.1 is bound to sandbox c, without a promise
 `
 
 func TestTheAddressesOfARangeThatAreNotFreeAreListed(t *testing.T) {
 	var b strings.Builder
-	if err := drawNode(&b, &inspection.Node{Networks: []inspection.Network{aNetwork()}}, 80, false); err != nil {
+	if err := writeNode(&b, &inspection.Node{Networks: []inspection.Network{aNetwork()}}); err != nil {
 		t.Fatal(err)
 	}
-	if b.String() != theMap {
-		t.Errorf("drawn is\n%s", b.String())
-	}
-}
-
-func TestColourIsOnlyForTerminals(t *testing.T) {
-	var with, without strings.Builder
-	n := &inspection.Node{Networks: []inspection.Network{aNetwork()}}
-	if err := drawNode(&with, n, 80, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := drawNode(&without, n, 80, painting(&without)); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(with.String(), "\x1b[33mR\x1b[0m") || strings.Contains(without.String(), "\x1b") {
-		t.Errorf("with colour %q, without %q", with.String(), without.String())
+	if b.String() != theList {
+		t.Errorf("printed is\n%s", b.String())
 	}
 }
 
@@ -92,7 +76,7 @@ func TestANetworkThatCannotBeReadIsSaidToBe(t *testing.T) {
 	n := &inspection.Node{
 		NetworksError: "record is corrupt", Networks: []inspection.Network{{Name: "pods", Error: "input/output error"}},
 	}
-	if err := drawNode(&b, n, 80, false); err != nil {
+	if err := writeNode(&b, n); err != nil {
 		t.Fatal(err)
 	}
 	if out := b.String(); !strings.Contains(out, "record is corrupt") || !strings.Contains(out, "input/output error") {
