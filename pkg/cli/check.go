@@ -63,10 +63,10 @@ cannot be read is reported as a warning. With permission to create pods in the
 namespace default, a dry run tests whether new pods are gated.
 
 With --preflight, report before installation what would work in this cluster: the
-versions, how pods would be gated, and each node's container runtime and network, as
+versions, how pods would be gated, the network and each node's container runtime, as
 far as the API server knows; and print the command that installs Stayput. This
-requires permission to list nodes; with permission to list DaemonSets and pods and to
-get ConfigMaps it reports more. It queries no agent.
+requires permission to list nodes; with permission to list DaemonSets and to get
+ConfigMaps it reports more. It queries no agent.
 
 The exit code is 1 if a check failed. Warnings do not count.`,
 		Example: `  kubectl stayput check

@@ -24,15 +24,6 @@ func machines(n int, kubelet, runtime string, annotations map[string]string) (no
 	return nodes
 }
 
-// everywhere has each node run these DaemonSets.
-func everywhere(nodes []corev1.Node, daemonSets ...string) map[string][]string {
-	on := map[string][]string{}
-	for _, n := range nodes {
-		on[n.Name] = daemonSets
-	}
-	return on
-}
-
 func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 	byFlannel := map[string]string{"flannel.alpha.coreos.com/backend-type": "vxlan"}
 	eks := machines(3, "v1.33.5-eks-113cf36", "containerd://1.7.27", nil)
@@ -63,88 +54,82 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		failures int
 	}{
 		"EKS": {
-			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, networks: everywhere(eks, "calico-node", "aws-node"),
+			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, daemonSets: []string{"calico-node", "aws-node"},
 				calicoIPAM: "calico-ipam"},
 			[]string{
 				"OK    Kubernetes: v1.33.5-eks-3025e55",
 				"OK    gate: by a webhook of the controllers",
 				"WARN  node-1, node-2, node-3: runtime: containerd 1.7.27 has NRI disabled",
-				"WARN  node-1, node-2, node-3: network: the AWS VPC CNI allocates addresses itself",
-				"OK    summary: pods keep their nodes",
-				"WARN  summary: pods keep their addresses on none of 3 nodes",
+				"WARN  network: the AWS VPC CNI allocates addresses itself: pods keep their nodes, but not their addresses",
 				"      -> install with agent.enabled=false",
 				"  " + helmInstall + " --set agent.enabled=false",
 			}, 0},
 		"kubeadm with flannel": {
-			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, networks: everywhere(kubeadm, "kube-flannel-ds")},
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, daemonSets: []string{"kube-flannel-ds"}},
 			[]string{
 				"OK    gate: by MutatingAdmissionPolicy v1",
 				"OK    node-1, node-2, node-3: runtime: containerd 2.4.2",
-				"OK    node-1, node-2, node-3: network: flannel allocates addresses with host-local",
-				"OK    summary: pods keep their addresses on 3 nodes",
+				"OK    network: flannel allocates addresses with host-local",
 				"  " + helmInstall,
 			}, 0},
 		"k3s": {
-			surroundings{version: "v1.35.8+k3s1", nodes: k3s, networks: map[string][]string{}},
+			surroundings{version: "v1.35.8+k3s1", nodes: k3s},
 			[]string{
 				"OK    gate: by a webhook", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
-				"OK    node-1, node-2: platform: k3s uses", "      -> set platform: k3s", "OK    node-1, node-2: network: flannel",
-				"OK    summary: pods keep their addresses on 2 nodes",
+				"OK    node-1, node-2: platform: k3s uses", "      -> set platform: k3s", "OK    network: flannel",
 				"  " + helmInstall + " --set platform=k3s",
 			}, 0},
 		"GKE with Calico's policies": {
-			surroundings{version: "v1.34.1-gke.2037000", nodes: gke, networks: everywhere(gke, "calico-node")},
-			[]string{"OK    node-1, node-2: network: Calico with host-local", "      -> set platform: gke"}, 0},
+			surroundings{version: "v1.34.1-gke.2037000", nodes: gke, daemonSets: []string{"calico-node"}},
+			[]string{"OK    network: Calico with host-local", "      -> set platform: gke"}, 0},
 		"Calico": {
-			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], daemonSets: []string{"calico-node"},
 				calicoIPAM: "calico-ipam"},
-			[]string{"OK    node-1: network: Calico's own IPAM: pods can keep their addresses: a pool of mode Calico",
-				"OK    summary: pods of pools of mode Calico keep their addresses on 1 node",
+			[]string{"OK    network: Calico's own IPAM: pods can keep their addresses: a pool of mode Calico",
 				"  " + helmInstall + " --set pools.enabled=true,pools.calico=true --set agent.enabled=false"}, 0},
 		"Calico with strictAffinity": {
-			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], daemonSets: []string{"calico-node"},
 				calicoIPAM: "calico-ipam", calicoLacks: "has strictAffinity"},
-			[]string{"WARN  node-1: network: Calico's own IPAM has strictAffinity: pods cannot keep", "WARN  summary: ",
+			[]string{"WARN  network: Calico's own IPAM has strictAffinity: pods keep their nodes, but not",
 				"  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"Calico, its IPAM unknown": {
-			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node")},
-			[]string{"WARN  node-1: network: Calico is installed, but its IPAM plugin is unknown",
-				"WARN  summary: pods keep their addresses on 0 of 1 node; uncertain on 1"}, 0},
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], daemonSets: []string{"calico-node"}},
+			[]string{"WARN  network: Calico is installed, but its IPAM plugin is unknown", "  " + helmInstall}, 0},
 		"Cilium": {
-			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, daemonSets: []string{"cilium"},
 				ciliumIPAM: "cluster-pool"},
-			[]string{"WARN  node-1: network: Cilium allocates addresses itself (ipam: cluster-pool)",
+			[]string{"WARN  network: Cilium allocates addresses itself (ipam: cluster-pool)",
 				"WARN  node-1: runtime: CRI-O 1.36.3", "      -> set platform: crio",
 				"  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"Cilium with a plugin for addresses": {
-			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, daemonSets: []string{"cilium"},
 				ciliumIPAM: "delegated-plugin"},
-			[]string{"WARN  node-1: network: Cilium delegates to the IPAM plugin"}, 0},
+			[]string{"WARN  network: Cilium delegates to the IPAM plugin"}, 0},
 		"Cilium chained to flannel": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1],
-				networks: everywhere(kubeadm, "cilium", "kube-flannel-ds"), ciliumChain: "generic-veth"},
-			[]string{"OK    node-1: network: flannel"}, 0},
+				daemonSets: []string{"cilium", "kube-flannel-ds"}, ciliumChain: "generic-veth"},
+			[]string{"OK    network: flannel"}, 0},
 		"a network of one's own": {
-			surroundings{version: "v1.37.1", gatePolicy: "v1", nodes: docker, networks: map[string][]string{}},
+			surroundings{version: "v1.37.1", gatePolicy: "v1", nodes: docker},
 			[]string{`WARN  node-1: runtime: "docker://28.0.1": Stayput was never tested`,
-				"WARN  node-1: network: the CNI plugin cannot be identified by a DaemonSet"}, 0},
+				"WARN  network: the CNI plugin cannot be identified by a DaemonSet"}, 0},
 		"EKS with Cilium": {
-			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, networks: everywhere(eks, "cilium")},
+			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, daemonSets: []string{"cilium"}},
 			[]string{"WARN  gate: by a webhook of the controllers, since", "      -> set controller.hostNetwork",
 				"  " + helmInstall + " --set agent.enabled=false --set controller.hostNetwork=true"}, 0},
 		"EKS with Cilium and policies": {
-			surroundings{version: "v1.36.1-eks-3025e55", gatePolicy: "v1", nodes: eks, networks: everywhere(eks, "cilium")},
+			surroundings{version: "v1.36.1-eks-3025e55", gatePolicy: "v1", nodes: eks, daemonSets: []string{"cilium"}},
 			[]string{"OK    gate: by MutatingAdmissionPolicy v1", "  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"multus": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm,
-				networks: everywhere(kubeadm, "kube-multus-ds", "kube-flannel-ds")},
+				daemonSets: []string{"kube-multus-ds", "kube-flannel-ds"}},
 			[]string{
-				"OK    node-1, node-2, node-3: network: flannel",
-				"OK    node-1, node-2, node-3: multus: Multus delegates to that network",
+				"OK    network: flannel",
+				"OK    multus: Multus delegates to that network",
 				"      -> once Stayput is installed, restart the Multus pod",
 			}, 0},
 		"MicroK8s": {
-			surroundings{version: "v1.34.1", nodes: microk8s, networks: everywhere(microk8s, "calico-node")},
+			surroundings{version: "v1.34.1", nodes: microk8s, daemonSets: []string{"calico-node"}},
 			[]string{"OK    node-1: platform: microk8s uses", "      -> set platform: microk8s"}, 0},
 		"Talos": {
 			surroundings{version: "v1.34.1", nodes: talos},
@@ -152,7 +137,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				"OK    node-1: platform: talos uses",
 				"      -> set platform: talos in the Helm chart, and first label the namespace " +
 					"pod-security.kubernetes.io/enforce=privileged",
-				"OK    node-1: network: flannel",
+				"OK    network: flannel",
 				"  " + helmInstall + " --set platform=talos",
 			}, 0},
 		"Windows, Fargate and virtual kubelets beside Linux": {
@@ -161,17 +146,18 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				"OK    windows: agent: none is wanted here, on Windows: pods on this node keep no addresses",
 				"OK    fargate: agent: none is wanted here, on Fargate: ",
 				"OK    virtual: agent: none is wanted here, on a virtual kubelet: ",
-				"OK    summary: pods keep their addresses on 1 node",
+				"OK    network: flannel allocates addresses with host-local",
 				"  " + helmInstall,
 			}, 0},
 		"only Fargate": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: mixed[2:3]},
-			[]string{"WARN  summary: pods keep their addresses on no node", "  " + helmInstall + " --set agent.enabled=false"}, 0},
+			[]string{"WARN  network: pods keep their nodes, but not their addresses: an agent can run on no node",
+				"  " + helmInstall + " --set agent.enabled=false"}, 0},
 		"two platforms": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: slices.Concat(k3s, talos)},
 			[]string{"      -> set platform: k3s", "      -> set platform: talos", "  " + helmInstall}, 0},
 		"OpenShift": {
-			surroundings{version: "v1.34.1", nodes: openshift, networks: everywhere(openshift, "ovnkube-node")},
+			surroundings{version: "v1.34.1", nodes: openshift, daemonSets: []string{"ovnkube-node"}},
 			[]string{
 				"OK    OpenShift: its SCC restricted-v2 gives the controllers their user",
 				"      -> set controller.runAsUser: null",
@@ -188,7 +174,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			[]string{"FAIL  Kubernetes: v1.30.14: the CustomResourceDefinitions require at least 1.31"}, 1},
 		"no nodes": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1"},
-			[]string{"WARN  summary: the cluster has no nodes"}, 0},
+			[]string{"WARN  network: the cluster has no nodes"}, 0},
 	} {
 		r := &Report{}
 		r.add(c.in.findings()...)
