@@ -141,7 +141,6 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 		return r, nil
 	}
 	r.add(compareVersions(looks)...)
-	r.add(checkShares(ctx, c, c.installation, looks)...)
 	for i := range nodes {
 		r.add(checkNode(&nodes[i], looks[i], clock)...)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/installation"
 )
@@ -116,11 +114,8 @@ func conditionTrue(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
-// The workloads that run Stayput.
-const (
-	controllerDeployment = "stayput-controller"
-	agentDaemonSet       = "stayput-agent"
-)
+// controllerDeployment is the workload of the controllers.
+const controllerDeployment = "stayput-controller"
 
 // argument returns the value that a pod's programs are given for a flag, empty if the flag has none.
 func argument(pod *corev1.PodSpec, flag string) (value string, there bool) {
@@ -191,16 +186,12 @@ const sandboxSlack = time.Minute
 // checkSandboxes finds the pods whose sandboxes kubelet cannot make, by its Events: their network may be what fails.
 func checkSandboxes(ctx context.Context, k client.Client, pods corev1.PodList, now time.Time) []Finding {
 	f := findings{check: "pod sandboxes"}
-	starting := map[types.UID]bool{}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue
-		})
-		if p.Spec.NodeName != "" && p.DeletionTimestamp == nil && !ready {
-			starting[p.UID] = true
-		}
-	}
+	starting := slices.DeleteFunc(slices.Clone(pods.Items), func(p corev1.Pod) bool {
+		return p.Status.StartTime == nil || p.DeletionTimestamp != nil || now.Sub(p.Status.StartTime.Time) < sandboxSlack ||
+			slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionTrue
+			})
+	})
 	if len(starting) == 0 {
 		return nil
 	}
@@ -208,27 +199,19 @@ func checkSandboxes(ctx context.Context, k client.Client, pods corev1.PodList, n
 	if err := k.List(ctx, &events, client.MatchingFields{"reason": "FailedCreatePodSandBox"}); err != nil {
 		return f.unread(err)
 	}
-	// Each try has an Event of its own, since its text names the sandbox.
-	first, last := map[types.UID]time.Time{}, map[types.UID]*corev1.Event{}
+	last := map[types.UID]*corev1.Event{} // each try has an Event of its own, since its text names the sandbox
 	for i := range events.Items {
 		e := &events.Items[i]
-		uid := e.InvolvedObject.UID
-		if was, known := first[uid]; !known || began(e).Before(was) {
-			first[uid] = began(e)
-		}
-		if was := last[uid]; was == nil || happened(was).Before(happened(e)) {
-			last[uid] = e
+		if was := last[e.InvolvedObject.UID]; was == nil || happened(was).Before(happened(e)) {
+			last[e.InvolvedObject.UID] = e
 		}
 	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
-		fails := now.Sub(first[p.UID])
-		if !starting[p.UID] || last[p.UID] == nil || fails < sandboxSlack {
-			continue
+	for _, p := range starting {
+		if e := last[p.UID]; e != nil {
+			f.fail(fmt.Sprintf("pod %s/%s on %s has not started for %s: %s", p.Namespace, p.Name, p.Spec.NodeName,
+				duration.HumanDuration(now.Sub(p.Status.StartTime.Time)), e.Message),
+				fmt.Sprintf("kubectl -n %s describe pod %s shows all of its Events", p.Namespace, p.Name))
 		}
-		f.fail(fmt.Sprintf("pod %s/%s on %s has not started for %s: %s", p.Namespace, p.Name, p.Spec.NodeName,
-			duration.HumanDuration(fails), last[p.UID].Message),
-			fmt.Sprintf("kubectl -n %s describe pod %s shows all of its Events", p.Namespace, p.Name))
 	}
 	return f.all
 }
@@ -271,71 +254,4 @@ func compareVersions(all []looked) []Finding {
 	}
 	return finding("versions", LevelWarn, "agents of different versions are running: "+strings.Join(s, "; "),
 		"unless an upgrade is in progress, check why the rollout of the DaemonSet stayput-agent is not complete")
-}
-
-// checkShares finds the namespaces that have used up what the agents promise to one of them. Where the agent does not
-// keep the CNI configuration, the share is not known.
-func checkShares(ctx context.Context, k client.Client, namespace string, all []looked) []Finding {
-	f := findings{check: "namespace shares"}
-	var d appsv1.DaemonSet
-	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: agentDaemonSet}, &d)
-	if client.IgnoreNotFound(err) != nil {
-		return f.unread(err)
-	}
-	of := func(flag string) float64 { // 0: there is no such limit
-		value, _ := argument(&d.Spec.Template.Spec, flag)
-		number, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return 0
-		}
-		return number
-	}
-	share, limit := of("promised-share-per-namespace"), of("promised-limit-per-namespace")
-	if share == 0 && limit == 0 {
-		return nil
-	}
-	nodes := map[string][]string{} // by namespace
-	for _, l := range all {
-		if l.is == nil || !l.is.CNI.Installs {
-			continue
-		}
-		for _, of := range usedUp(l.is, share, int64(limit)) {
-			nodes[of] = append(nodes[of], l.node)
-		}
-	}
-	for _, of := range slices.Sorted(maps.Keys(nodes)) {
-		f.warn(fmt.Sprintf("namespace %s has reached its share of the promises (promisedSharePerNamespace %g, "+
-			"promisedLimitPerNamespace %g) on %s: its further pods get ordinary addresses there",
-			of, share, limit, strings.Join(firstOf(nodes[of], 5), ", ")),
-			fmt.Sprintf("release retained addresses (kubectl stayput release -n %s), or raise "+
-				"agent.promisedSharePerNamespace or agent.promisedLimitPerNamespace in the Helm chart", of))
-	}
-	return f.all
-}
-
-// usedUp returns the namespaces that have as much of a range set of the pod network as they may.
-func usedUp(n *inspection.Node, share float64, limit int64) (namespaces []string) {
-	for _, net := range podNetworks(n) {
-		for _, set := range net.RangeSets {
-			has := map[string]int64{}
-			for _, a := range net.Addresses {
-				if a.Promise != nil && set.Contains(a.IP) {
-					has[a.Namespace]++
-				}
-			}
-			most := set.PromiseLimit
-			if share != 0 {
-				most = min(most, max(1, int64(float64(set.Size)*share)))
-			}
-			if limit != 0 {
-				most = min(most, limit)
-			}
-			for of, promised := range has {
-				if promised >= most && !slices.Contains(namespaces, of) {
-					namespaces = append(namespaces, of)
-				}
-			}
-		}
-	}
-	return namespaces
 }

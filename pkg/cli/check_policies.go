@@ -3,10 +3,8 @@ package cli
 import (
 	"context"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
-	"strings"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
@@ -73,17 +71,41 @@ var policies = []struct {
 		"any author of a pod may take addresses of pools of mode Calico", LevelFail},
 }
 
-// policiesOfPools are there only if pools are enabled, and must be if there are pools.
-var policiesOfPools = []string{home.PolicyGatePools, home.PolicyDefaultPools, "stayput-agent-pools"}
+// The policies that are there only if a part of Stayput is, and must be then.
+var (
+	policiesOfPools  = []string{home.PolicyGatePools, home.PolicyDefaultPools, "stayput-agent-pools"}
+	policiesOfCalico = []string{"stayput-calico", "stayput-calico-addresses"}
+	policiesOfAgents = []string{home.PolicyGateAnnotated, home.PolicyGateDefaults, home.PolicyDefaultRetention,
+		"stayput-agent", "stayput-agent-pools"}
+)
 
-// policiesOfCalico are there only if pools of mode Calico are, and must be if there is one.
-var policiesOfCalico = []string{"stayput-calico", "stayput-calico-addresses"}
+// parts are what an installation has that needs policies of its own.
+type parts struct{ agents, nominations, pools, calico, kruise bool }
 
-// policiesOfAgents are there only if agents are installed.
-var policiesOfAgents = []string{home.PolicyGateAnnotated, home.PolicyGateDefaults, home.PolicyDefaultRetention, "stayput-agent", "stayput-agent-pools"}
+// whatToDo about a policy that is missing; empty if it may be.
+func (p parts) whatToDo(policy string) string {
+	is := func(some []string) bool { return slices.Contains(some, policy) }
+	for _, row := range []struct {
+		is   bool
+		todo string
+	}{
+		{policy == home.PolicyUniqueTarget && p.kruise, ""},
+		{policy == policyNominations && !p.nominations, ""},
+		{is(policiesOfAgents) && !p.agents, ""},
+		{is(policiesOfCalico) && !p.calico, ""},
+		{is(policiesOfCalico), calicoWanted},
+		{is(policiesOfPools) && !p.pools, ""},
+		{is(policiesOfPools), poolsWanted},
+	} {
+		if row.is {
+			return row.todo
+		}
+	}
+	return reinstall
+}
 
-func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
-	f := findings{check: "policies"}
+// parts reads what the installation has. What cannot be read is a finding.
+func (f *findings) parts(ctx context.Context, k client.Client, namespace string, is asInstalled) parts {
 	nominates, err := nominatesHomes(ctx, k, namespace)
 	if err != nil {
 		f.unread(err)
@@ -93,7 +115,17 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 		f.unread(err)
 	}
 	_, err = admission(ctx, k, "MutatingWebhookConfiguration", home.KruiseWebhooks)
-	kruise := err == nil
+	return parts{
+		agents: !is.nodesOnly, nominations: nominates, pools: len(pooled) > 0, kruise: err == nil,
+		calico: slices.ContainsFunc(pooled, func(o stayputv1alpha1.PodIPPool) bool {
+			return o.Spec.Mode == stayputv1alpha1.ModeCalico
+		}),
+	}
+}
+
+func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
+	f := findings{check: "policies"}
+	has := f.parts(ctx, k, namespace, is)
 	gates, byPolicies := checkGate(ctx, k, is)
 	for _, p := range policies {
 		if !byPolicies && p.kind == "MutatingAdmissionPolicy" {
@@ -101,34 +133,22 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 		}
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
 			o, err := admission(ctx, k, kind, p.name)
-			switch {
-			case apierrors.IsNotFound(err) && p.name == home.PolicyUniqueTarget && kruise:
-			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
-			case apierrors.IsNotFound(err) && is.nodesOnly && slices.Contains(policiesOfAgents, p.name):
-			case apierrors.IsNotFound(err) && slices.Contains(policiesOfCalico, p.name):
-				if slices.ContainsFunc(pooled, func(o stayputv1alpha1.PodIPPool) bool {
-					return o.Spec.Mode == stayputv1alpha1.ModeCalico
-				}) {
-					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, calicoWanted)
-				}
-			case apierrors.IsNotFound(err) && slices.Contains(policiesOfPools, p.name):
-				if len(pooled) > 0 {
-					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, poolsWanted)
-				}
-			case apierrors.IsNotFound(err):
-				f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, reinstall)
-			case err != nil:
+			todo, why := installAgain, ""
+			if apierrors.IsNotFound(err) {
+				todo, why = has.whatToDo(p.name), "is missing"
+			} else if err != nil {
 				f.unread(err)
-			default:
-				if why := unguarding(o, namespace); why != "" {
-					f.add(p.missing, kind+" "+p.name+" "+why+": "+p.without, installAgain)
-				}
+			} else {
+				why = unguarding(o, namespace)
+			}
+			if why != "" && todo != "" {
+				f.add(p.missing, kind+" "+p.name+" "+why+": "+p.without, todo)
 			}
 		}
 	}
 	f.checkDefaults(ctx, k)
 	f.orOK("all admission policies are in place")
-	if kruise {
+	if has.kruise {
 		f.add(LevelOK, "OpenKruise is running and serves PersistentPodStates itself", "")
 	}
 	return append(f.all, gates...)
@@ -175,7 +195,7 @@ var accountOfPolicy = regexp.MustCompile(`system:serviceaccount:([^:']*):stayput
 // unguarding returns why a policy, or its binding, guards nothing in an installation in a namespace, empty if it does,
 // as far as its text tells.
 func unguarding(o *unstructured.Unstructured, namespace string) string {
-	for _, m := range accountOfPolicy.FindAllStringSubmatch(textsOf(o.Object["spec"]), -1) {
+	for _, m := range accountOfPolicy.FindAllStringSubmatch(fmt.Sprint(o.Object["spec"]), -1) {
 		if of := m[1] + m[2]; of != namespace {
 			return fmt.Sprintf("references service accounts of namespace %s, but Stayput is in %s", of, namespace)
 		}
@@ -191,24 +211,6 @@ func unguarding(o *unstructured.Unstructured, namespace string) string {
 		return fmt.Sprintf("denies nothing: its validationActions are %q", actions)
 	}
 	return ""
-}
-
-// textsOf returns all strings in an object, a line each.
-func textsOf(v any) string {
-	var b strings.Builder
-	switch v := v.(type) {
-	case string:
-		b.WriteString(v + "\n")
-	case map[string]any:
-		for _, key := range slices.Sorted(maps.Keys(v)) {
-			b.WriteString(textsOf(v[key]))
-		}
-	case []any:
-		for _, of := range v {
-			b.WriteString(textsOf(of))
-		}
-	}
-	return b.String()
 }
 
 // checkGate says what gates pods, and whether policies are to.

@@ -26,15 +26,13 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// deployed are the workloads of an installation.
-func deployed(controller, agent []string) []client.Object {
-	pod := func(args []string) corev1.PodTemplateSpec {
-		return corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: args}}}}
-	}
-	at := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: DefaultNamespace, Name: name} }
-	return []client.Object{
-		&appsv1.Deployment{ObjectMeta: at(controllerDeployment), Spec: appsv1.DeploymentSpec{Template: pod(controller)}},
-		&appsv1.DaemonSet{ObjectMeta: at(agentDaemonSet), Spec: appsv1.DaemonSetSpec{Template: pod(agent)}},
+// deployed is the controllers' Deployment.
+func deployed(args []string) client.Object {
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: controllerDeployment},
+		Spec: appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: args}}},
+		}},
 	}
 }
 
@@ -42,7 +40,7 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 	pooled, nodesOnly := true, false
 	// found are the findings without the objects that missing names.
 	found := func(args []string, missing func(kind, name string) bool) (bad []Finding) {
-		objects := deployed(args, nil)
+		objects := []client.Object{deployed(args)}
 		if pooled {
 			calico := aPool()
 			calico.Name, calico.Spec.Mode = "calico", stayputv1alpha1.ModeCalico

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -390,57 +388,12 @@ func TestARangeIsLargeEnoughIfThePromisesLeaveOneForEveryPod(t *testing.T) {
 	}
 }
 
-func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
-	promised := func(namespaces ...string) func(*inspection.Node) {
-		return func(n *inspection.Node) {
-			n.Networks[0].Addresses, n.Networks[0].RangeSets[0].PromiseLimit = nil, 4
-			for i, of := range namespaces {
-				n.Networks[0].Addresses = append(n.Networks[0].Addresses, inspection.Address{
-					IP: addr("10.1.0.2"), State: inspection.Retained,
-					Namespace: of, Promise: &inspection.Promise{Identity: fmt.Sprintf("pod:%s/web-%d", of, i)},
-				})
-			}
-		}
-	}
-	byHand := func(n *inspection.Node) { n.CNI.Installs = false }
-	for name, test := range map[string]struct {
-		share string // and behind a semicolon the number
-		look  looked
-		says  string // empty: nothing is found
-	}{
-		"less than its share": {"0.4", aLook(promised("a", "b")), ""},
-		"its share": {"0.4", aLook(promised("a", "b", "a")),
-			"namespace a has reached its share of the promises " +
-				"(promisedSharePerNamespace 0.4, promisedLimitPerNamespace 0) on "},
-		"less than one":                       {"0.1", aLook(promised("b")), "namespace b has"},
-		"more than all may have":              {"1", aLook(promised("a", "a", "a", "a")), "namespace a has"},
-		"there is no share":                   {"0", aLook(promised("a", "a", "a")), ""},
-		"its number":                          {"0.4;1", aLook(promised("a")), "namespace a has"},
-		"its number without a share":          {"0;2", aLook(promised("a", "a")), "namespace a has"},
-		"less than its number":                {"0;2", aLook(promised("a")), ""},
-		"the agent does not set it":           {"0.4", aLook(promised("a", "a", "a"), byHand), ""},
-		"the node does not answer":            {"0.4", looked{node: "node-1", err: ErrNoAgent}, ""},
-		"an address that nothing is kept for": {"0.1", aLook(), ""},
-	} {
-		share, limit, _ := strings.Cut(test.share, ";")
-		k := aCluster(nothing, deployed(nil, []string{"serve", "--promised-share-per-namespace=" + share,
-			"--promised-limit-per-namespace=" + cmp.Or(limit, "0")})...)
-		f := checkShares(t.Context(), k, DefaultNamespace, []looked{test.look})
-		if (len(f) == 0) != (test.says == "") ||
-			len(f) > 0 && (f[0].Level != LevelWarn || !strings.HasPrefix(f[0].Text, test.says) || f[0].Todo == "") {
-			t.Errorf("%s: %+v", name, f)
-		}
-	}
-	if f := checkShares(t.Context(), aCluster(nothing), DefaultNamespace, []looked{aLook(promised("a"))}); len(f) > 0 {
-		t.Errorf("without agents: %+v", f)
-	}
-}
-
 func TestAPodWhoseSandboxFailsIsFound(t *testing.T) {
 	const why = `plugin type="bridge" failed (add): "cni0" already has an IP address different from 10.244.1.1/24`
 	pod := func(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
-			Spec: corev1.PodSpec{NodeName: "node-1"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+			Spec:   corev1.PodSpec{NodeName: "node-1"},
+			Status: corev1.PodStatus{Phase: corev1.PodPending, StartTime: &metav1.Time{Time: noon.Add(-2 * time.Minute)}}}
 		for _, c := range change {
 			c(p)
 		}
@@ -456,8 +409,11 @@ func TestAPodWhoseSandboxFailsIsFound(t *testing.T) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue}}
 	}
 	k := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
-		pod("web-0"), fails("web-0", 2*time.Minute), fails("web-0", time.Second), pod("soon"), fails("soon", time.Second),
-		pod("started", started), fails("started", time.Hour), pod("nowhere", func(p *corev1.Pod) { p.Spec.NodeName = "" }),
+		pod("web-0"), fails("web-0", 2*time.Minute), fails("web-0", time.Second),
+		pod("soon", func(p *corev1.Pod) { p.Status.StartTime.Time = noon.Add(-time.Second) }),
+		fails("soon", time.Second),
+		pod("started", started), fails("started", time.Hour),
+		pod("nowhere", func(p *corev1.Pod) { p.Spec.NodeName, p.Status.StartTime = "", nil }),
 		fails("gone", time.Hour), pod("pulls")).
 		WithIndex(&corev1.Pod{}, "status.phase", func(o client.Object) []string {
 			return []string{string(o.(*corev1.Pod).Status.Phase)}

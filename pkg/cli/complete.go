@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -93,23 +91,8 @@ func (s *settings) completeFlags(cmd *cobra.Command) {
 	namespaces := func(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		return s.complete(clusterObjects("Namespace"), 0)(cmd, nil, prefix)
 	}
-	kubeconfig := func(list func(api.Config) []string) cobra.CompletionFunc {
-		return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			config, err := s.flags.ToRawKubeConfigLoader().RawConfig()
-			if err != nil {
-				return nil, cobra.ShellCompDirectiveError
-			}
-			return list(config), cobra.ShellCompDirectiveNoFileComp
-		}
-	}
-	for flag, f := range map[string]cobra.CompletionFunc{
-		"namespace": namespaces, "stayput-namespace": namespaces,
-		"context": kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.Contexts)) }),
-		"cluster": kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) }),
-		"user":    kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) }),
-	} {
-		completeFlag(cmd, flag, f)
-	}
+	completeFlag(cmd, "namespace", namespaces)
+	completeFlag(cmd, "stayput-namespace", namespaces)
 }
 
 // completeFlag completes the values of a flag that the command has.
