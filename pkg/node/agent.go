@@ -166,68 +166,83 @@ func New(o Options) (*Agent, error) {
 		ledgers: ledger.Options{StateDir: o.StateDir, Clock: o.Clock},
 		metrics: newMetrics(o.Registry, o.NRISocket != ""),
 	}
-	reconcileNow, bookNow, spoolNow, unseenNow := wake.New(), wake.New(), wake.New(), wake.New()
-	a.reconnected = wake.New()
-	agreed := &agreement{}
-	reports := spool.Dir(o.StateDir)
-	restored := make(chan []ledger.Event, 16)
-	newLatencyMetrics(o.Registry, reports, o.Log)
-
-	// 1. The runtime, and the API server if there is one.
-	publisher := publishers{o.Publisher}
-	var err error
-	if a.cri, err = cri.New(o.CRISocket); err != nil {
+	newLatencyMetrics(o.Registry, spool.Dir(o.StateDir), o.Log)
+	if err := a.connect(); err != nil {
 		return nil, err
 	}
-	a.cri.Restarted = a.reconnected.Up
-	if o.API != nil {
-		if err := a.joinCluster(); err != nil {
-			a.cri.Close()
-			return nil, err
-		}
-		publisher = append(publisher, a.api)
+	s := a.shared()
+	a.observe(s)
+	err := a.joinCluster(s)
+	if err == nil {
+		a.act(s)
+		err = a.watch.start()
 	}
+	if err != nil {
+		a.cri.Close()
+		return nil, err
+	}
+	countCommands(s.reports, o.Log)
+	return a, nil
+}
 
-	// 2. What the loops share.
-	news := &news{publisher: publisher, clock: o.Clock, metrics: a.metrics}
-	networks := &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log}
-	policies := &policies{
-		networks: networks, cacheDir: o.CNICacheDir, news: news, hookTimeout: hookTimeout,
+// connect prepares the clients of the runtime and, if there is one, of the API server.
+func (a *Agent) connect() (err error) {
+	a.reconnected = wake.New()
+	if a.cri, err = cri.New(a.o.CRISocket); err != nil {
+		return err
+	}
+	a.cri.Restarted = a.reconnected.Up
+	if a.o.API == nil {
+		return nil
+	}
+	if a.apiserver, err = apiserver.New(a.o.API, a.o.NodeName, podip.AddToScheme); err != nil {
+		a.cri.Close()
+	}
+	return err
+}
+
+// shared is what several loops use.
+type shared struct {
+	reconcileNow, bookNow, spoolNow, unseenNow wake.Signal
+
+	agreed   *agreement
+	reports  spool.Dir
+	restored chan []ledger.Event
+	news     *news
+	networks *networks
+	policies *policies
+	source   *annotationSource
+}
+
+func (a *Agent) shared() *shared {
+	o := &a.o
+	s := &shared{
+		reconcileNow: wake.New(), bookNow: wake.New(), spoolNow: wake.New(), unseenNow: wake.New(),
+		agreed: &agreement{}, reports: spool.Dir(o.StateDir), restored: make(chan []ledger.Event, 16),
+		news:     &news{publisher: publishers{o.Publisher}, clock: o.Clock, metrics: a.metrics},
+		networks: &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log},
+		source:   &annotationSource{nri: &a.nriUp},
+	}
+	s.policies = &policies{
+		networks: s.networks, cacheDir: o.CNICacheDir, news: s.news, hookTimeout: hookTimeout,
 		metrics: a.metrics, log: o.Log,
 	}
+	return s
+}
 
-	// 3. The loops.
+// observe makes the loops that rest on what is shared alone.
+func (a *Agent) observe(s *shared) {
+	o := &a.o
 	a.watch = &watcher{
-		stateDir: filepath.Clean(o.StateDir), reports: reports,
-		agreed: agreed, reconcileNow: reconcileNow, bookNow: bookNow, spoolNow: spoolNow, unseenNow: unseenNow, log: o.Log,
-	}
-	a.queue = newQueue(policies, reconcileNow, a.health.loop("queue"), a.metrics, o.Log)
-	a.reconciler = &reconciler{
-		interval: o.Interval, now: reconcileNow, cri: a.cri, networks: networks, policies: policies,
-		agreed: agreed, spool: reports, clock: o.Clock,
-		beat: a.health.loop("reconcile"), metrics: a.metrics, log: o.Log,
-		reclaimer: &reclaimer{
-			grace: o.GracePeriod, netnsDirs: o.NetnsDirs, runtime: a.cri.PID, news: news, metrics: a.metrics,
-			log: o.Log, suspects: map[suspect]*suspicion{},
-		},
-		undecided: func(of ledger.Address) { a.unseen.noteListed(of) },
-		reconciled: func() {
-			a.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
-			bookNow.Up()
-			spoolNow.Up() // a wake-up by inotify may have been lost
-			unseenNow.Up()
-		},
+		stateDir: filepath.Clean(o.StateDir), reports: s.reports, agreed: s.agreed,
+		reconcileNow: s.reconcileNow, bookNow: s.bookNow, spoolNow: s.spoolNow, unseenNow: s.unseenNow, log: o.Log,
 	}
 	a.book = &bookKeeper{
-		now: bookNow, networks: networks, agreed: agreed, follow: a.watch.follow,
-		news: news, beat: a.health.loop("book"), metrics: a.metrics, log: o.Log,
-	}
-	a.spool = &spoolReader{
-		spool: reports, now: spoolNow, news: news, restored: restored, conflict: a.pools.Conflict,
-		beat: a.health.loop("spool"), metrics: a.metrics, log: o.Log,
+		now: s.bookNow, networks: s.networks, agreed: s.agreed, follow: a.watch.follow,
+		news: s.news, beat: a.health.loop("book"), metrics: a.metrics, log: o.Log,
 	}
 	a.announcer = &announcer{
-		restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics, log: o.Log,
+		restored: s.restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics, log: o.Log,
 	}
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, CacheDir: o.CNICacheDir, Install: o.InstallCNI,
@@ -238,38 +253,23 @@ func New(o Options) (*Agent, error) {
 			PromisedLimitPerNamespace: o.PromisedLimitPerNamespace, LongestRetention: o.LongestRetention,
 		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Reconnected: a.reconnected,
-		Networks: networks.inUse, PodCIDRs: a.podCIDRs,
+		Networks: s.networks.inUse, PodCIDRs: a.podCIDRs,
 		Log: o.Log, Registry: o.Registry, Errors: a.metrics.cniConfigErrors,
-		Publish: news.publish, Wrote: reconcileNow.Up, // the pods that run are Stayput's from then on
+		Publish: s.news.publish, Wrote: s.reconcileNow.Up, // the pods that run are Stayput's from then on
 	})
-
-	// 4. The hooks.
-	a.hooks = &hooks{
-		policies: policies, queue: a.queue, pools: a.pools, reconcile: reconcileNow, book: bookNow,
-		uninstalling: func() bool { return a.uninstaller.Status().Message != "" }, metrics: a.metrics,
-	}
-	a.unseen = &unseen{
-		now: unseenNow, nri: &a.nriUp, networks: networks, list: a.reconciler.sandboxes, netns: a.reconciler.netnsOf,
-		ran: a.hooks.ran, news: news, beat: a.health.loop("unseen"), log: o.Log,
-	}
-	if err := a.watch.start(); err != nil {
-		a.cri.Close()
-		return nil, err
-	}
-	countCommands(reports, o.Log)
-	return a, nil
 }
 
-// joinCluster makes what works with the API server.
-func (a *Agent) joinCluster() (err error) {
+// joinCluster makes what works with the API server, if there is one.
+func (a *Agent) joinCluster(s *shared) (err error) {
 	o := &a.o
-	if a.apiserver, err = apiserver.New(o.API, o.NodeName, podip.AddToScheme); err != nil {
-		return err
+	if a.apiserver == nil {
+		return nil
 	}
 	a.api = retainedip.New(retainedip.Options{
 		API: a.apiserver, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Log: o.Log, Registry: o.Registry,
-		Release: func(name retainedip.Name, claims []ledger.Key, done func()) { a.book.release(name, claims, done) },
+		Release: a.book.release,
 	})
+	s.news.publisher = publishers{o.Publisher, a.api}
 	if o.Namespace == "" {
 		return nil
 	}
@@ -291,6 +291,34 @@ func (a *Agent) joinCluster() (err error) {
 		a.pools.SetPools(pools)
 	}
 	return nil
+}
+
+// act makes the loops that change ledgers, and the hooks.
+func (a *Agent) act(s *shared) {
+	o := &a.o
+	a.queue = newQueue(s.policies, s.reconcileNow, a.health.loop("queue"), a.metrics, o.Log)
+	a.reconciler = &reconciler{
+		interval: o.Interval, now: s.reconcileNow, cri: a.cri, networks: s.networks, policies: s.policies,
+		agreed: s.agreed, spool: s.reports, source: s.source, book: a.book, clock: o.Clock,
+		beat: a.health.loop("reconcile"), metrics: a.metrics, log: o.Log,
+		reclaimer: &reclaimer{
+			grace: o.GracePeriod, netnsDirs: o.NetnsDirs, runtime: a.cri.PID, news: s.news, metrics: a.metrics,
+			log: o.Log, suspects: map[suspect]*suspicion{},
+		},
+		after: []wake.Signal{s.bookNow, s.spoolNow, s.unseenNow}, // a wake-up by inotify may have been lost
+	}
+	a.spool = &spoolReader{
+		spool: s.reports, now: s.spoolNow, news: s.news, restored: s.restored, conflict: a.pools.Conflict,
+		beat: a.health.loop("spool"), metrics: a.metrics, log: o.Log,
+	}
+	a.hooks = &hooks{
+		policies: s.policies, queue: a.queue, pools: a.pools, reconcile: s.reconcileNow, book: s.bookNow,
+		uninstaller: a.uninstaller, metrics: a.metrics,
+	}
+	a.unseen = &unseen{
+		now: s.unseenNow, source: s.source, networks: s.networks, list: a.reconciler.sandboxes,
+		netns: a.reconciler.netnsOf, ran: a.hooks.ran, news: s.news, beat: a.health.loop("unseen"), log: o.Log,
+	}
 }
 
 // podCIDRs asks the API server for the Node's.

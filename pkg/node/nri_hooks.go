@@ -5,6 +5,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/podip"
+	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
@@ -23,15 +24,17 @@ func (s Sandbox) attrs(more ...any) []any {
 // hooks is what the runtime calls. It disconnects a plugin that needs more than 2 s, and makes all events of the node
 // wait meanwhile: a hook makes one promise at most, and leaves the rest to the queue.
 type hooks struct {
-	policies *policies
-	queue    *queue
-	pools    *podip.Keeper
-	// uninstalling reports whether the node is being put back: from then on the hooks do nothing.
-	uninstalling func() bool
-	reconcile    wake.Signal
-	book         wake.Signal
-	metrics      *metrics
+	policies    *policies
+	queue       *queue
+	pools       *podip.Keeper
+	uninstaller *uninstall.Uninstaller
+	reconcile   wake.Signal
+	book        wake.Signal
+	metrics     *metrics
 }
+
+// uninstalling reports whether the node is being put back: from then on the hooks do nothing.
+func (h *hooks) uninstalling() bool { return h.uninstaller.Status().Message != "" }
 
 // timed measures a hook until its result is called.
 func (h *hooks) timed(hook string) (done func()) {

@@ -28,10 +28,9 @@ type reconciler struct {
 	reclaimer *reclaimer
 	agreed    *agreement
 	spool     spool.Dir
-	// reconciled is called after every reconciliation.
-	reconciled func()
-	// undecided is called for an address of a pod whose policy is known by the list only.
-	undecided func(ledger.Address)
+	source    *annotationSource
+	book      *bookKeeper
+	after     []wake.Signal // are up after every reconciliation
 	clock     ledger.Clock
 	beat      *beat
 	metrics   *metrics
@@ -46,7 +45,10 @@ func (r *reconciler) run(ctx context.Context) {
 		r.beat.begin()
 		next := r.reconcileAndReport(ctx)
 		r.beat.end()
-		r.reconciled()
+		r.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
+		for _, now := range r.after {
+			now.Up()
+		}
 		// Jittered, so that the nodes of a cluster that came up together do not work in step.
 		wait := r.interval*9/10 + rand.N(r.interval/5+1)
 		if next > 0 {
@@ -130,7 +132,7 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 				ns = ledger.Netns{} // never recorded: a path alone would pass for any later namespace there
 			}
 			if at.ledger.Undecided(at.address.Attachment) {
-				r.undecided(at.address)
+				r.source.noteListed(at.address)
 			}
 			if _, ok := r.policies.set(attached{at.ledger, at.address.Attachment}, o, ns); !ok {
 				whole = false

@@ -20,7 +20,7 @@ import (
 // before the policy leaves the promise as it was.
 type unseen struct {
 	now      wake.Signal
-	nri      *atomic.Bool // whether it is connected
+	source   *annotationSource
 	networks *networks
 	list     func(context.Context) (map[string]cri.Sandbox, error)
 	netns    func(context.Context, Sandbox) ledger.Netns
@@ -30,11 +30,16 @@ type unseen struct {
 	beat *beat
 	log  *slog.Logger
 
-	told     map[string]bool // the containers that ran was told of
-	blind    time.Time       // since when annotations come from nowhere, zero if they come, or no pod waits for any
-	said     bool            // that they come from nowhere
-	listOnly atomic.Bool     // CNI has handed on none of the last pod, and NRI is not connected
-	trouble  atomic.Pointer[string]
+	told    map[string]bool // the containers that ran was told of
+	blind   time.Time       // since when annotations come from nowhere, zero if they come, or no pod waits for any
+	said    bool            // that they come from nowhere
+	trouble atomic.Pointer[string]
+}
+
+// annotationSource says where annotations come from.
+type annotationSource struct {
+	nri      *atomic.Bool // whether it is connected
+	listOnly atomic.Bool  // CNI has handed on none of the last pod, and NRI is not connected
 }
 
 const (
@@ -64,9 +69,9 @@ func (u *unseen) run(ctx context.Context) {
 
 // look tells of those sandboxes that the runtime lists by now. waits: some are left.
 func (u *unseen) look(ctx context.Context) (waits bool) {
-	if u.nri.Load() {
+	if u.source.nri.Load() {
 		u.told = nil
-		u.listOnly.Store(false)
+		u.source.listOnly.Store(false)
 		u.see(nil)
 		return false
 	}
@@ -117,7 +122,7 @@ func (u *unseen) open() map[string]ledger.Address {
 			if a.State != ledger.StateBound || a.Newer != nil || !l.Undecided(a.Attachment) {
 				continue
 			}
-			u.noteListed(a)
+			u.source.noteListed(a)
 			if u.told[id] {
 				told[id] = true
 				continue
@@ -131,9 +136,9 @@ func (u *unseen) open() map[string]ledger.Address {
 
 // noteListed notes that CNI has handed on none of the annotations of a pod with this address. The plugin knows the pods
 // that it gave theirs: it was never handed anything of host-local's from before, or of what is no pod.
-func (u *unseen) noteListed(a ledger.Address) {
-	if !u.nri.Load() && a.Pod.Name != "" {
-		u.listOnly.Store(true)
+func (s *annotationSource) noteListed(a ledger.Address) {
+	if !s.nri.Load() && a.Pod.Name != "" {
+		s.listOnly.Store(true)
 	}
 }
 
@@ -164,7 +169,7 @@ func (u *unseen) status() string {
 	if why := u.trouble.Load(); why != nil && *why != "" {
 		return degraded + *why
 	}
-	if u.listOnly.Load() && !u.nri.Load() {
+	if u.source.listOnly.Load() && !u.source.nri.Load() {
 		return inspection.AnnotationsListed
 	}
 	return "ok"
