@@ -191,18 +191,8 @@ func (i *calicoImport) addPod(pod *corev1.Pod, set string) {
 		item.Why = "no pod of this name will be created again"
 	}
 	for _, a := range item.IPs {
-		switch p, in, to := i.taken[a], i.poolOf(a), i.target(a); {
-		case item.Why != "":
-		case p != nil && p.Spec.PodUID == string(pod.UID):
-			item.Action, item.Why = inspection.ActionNone, "already taken over"
-		case p != nil:
-			item.Why = fmt.Sprintf("%s belongs to pod %s/%s", a, p.Spec.Namespace, p.Spec.PodName)
-		case to == "":
-			item.Why = fmt.Sprintf("--into names no pool of the family of %s, without which the next pod would be", a)
-		case in != "" && in != to:
-			item.Why = fmt.Sprintf("%s is in the subnet of PodIPPool %s", a, in)
-		case !slices.ContainsFunc(i.ipPools, func(p netip.Prefix) bool { return p.Contains(a) }):
-			item.Why = fmt.Sprintf("%s is in no IPPool of Calico, or in one that is disabled", a)
+		if item.Why == "" {
+			i.judgeOne(&item, pod, a)
 		}
 	}
 	if item.Why != "" {
@@ -216,6 +206,22 @@ func (i *calicoImport) addPod(pod *corev1.Pod, set string) {
 		one.Retention = one.ip.Spec.Retention
 		i.taken[a] = one.ip
 		i.items = append(i.items, one)
+	}
+}
+
+// judgeOne says why an address of a pod is not taken over, if it is not.
+func (i *calicoImport) judgeOne(item *adopted, pod *corev1.Pod, a netip.Addr) {
+	switch p, in, to := i.taken[a], i.poolOf(a), i.target(a); {
+	case p != nil && p.Spec.PodUID == string(pod.UID):
+		item.Action, item.Why = inspection.ActionNone, "already taken over"
+	case p != nil:
+		item.Why = fmt.Sprintf("%s belongs to pod %s/%s", a, p.Spec.Namespace, p.Spec.PodName)
+	case to == "":
+		item.Why = fmt.Sprintf("--into names no pool of the family of %s, without which the next pod would be", a)
+	case in != "" && in != to:
+		item.Why = fmt.Sprintf("%s is in the subnet of PodIPPool %s", a, in)
+	case !slices.ContainsFunc(i.ipPools, func(p netip.Prefix) bool { return p.Contains(a) }):
+		item.Why = fmt.Sprintf("%s is in no IPPool of Calico, or in one that is disabled", a)
 	}
 }
 

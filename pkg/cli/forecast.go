@@ -169,18 +169,23 @@ func (o *outlook) foretell(pod *corev1.Pod) {
 		o.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
 		o.say("IP: another one.")
 	default:
-		if o.unread.record != nil {
-			o.Outcome = "unknown"
-			o.say("Unknown: PersistentPodStates, which may record its node, cannot be read.")
-			break
-		}
-		o.say("Node: any. No node keeps an address for it, and no node is recorded.")
-		o.say("IP: any free address.")
-		if home.Annotated(pod.Annotations) && o.pod != nil && o.pod.Spec.NodeName != "" {
-			o.say("The new pod requests a promise, which takes effect when it starts.")
-		}
+		o.foretellAnywhere(pod)
 	}
 	o.Lines = append(o.Lines, d.Notes...)
+}
+
+// foretellAnywhere is for a successor without a home.
+func (o *outlook) foretellAnywhere(pod *corev1.Pod) {
+	if o.unread.record != nil {
+		o.Outcome = "unknown"
+		o.say("Unknown: PersistentPodStates, which may record its node, cannot be read.")
+		return
+	}
+	o.say("Node: any. No node keeps an address for it, and no node is recorded.")
+	o.say("IP: any free address.")
+	if home.Annotated(pod.Annotations) && o.pod != nil && o.pod.Spec.NodeName != "" {
+		o.say("The new pod requests a promise, which takes effect when it starts.")
+	}
 }
 
 // keptFor returns what is kept for a shared identity, or without one for pods of the name.
