@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
 )
@@ -47,8 +46,4 @@ func TestARetentionBeyondTheLongestIsSaidToBeShortened(t *testing.T) {
 		s := story(t, c, ns, "clamped-0")
 		return len(s.Kept) > 0
 	})
-	for _, k := range story(t, c, ns, "clamped-0").Kept {
-		t.Logf("%+v", k)
-	}
-	_ = home.ReasonRetentionClamped
 }
