@@ -153,8 +153,8 @@ var refusals = func() (all []mistake) {
 		}
 	}
 	values("stayput.io/retain-ip", "a duration above 0 in h, m and s of at most 2562047h, such as 10m, or 168h for 7 "+
-		"days; or while-owned", "10", "10 m", "ten", "-5m", "0", "0s", "1y", "1d", "7d", "while_owned", "While-Owned", "",
-		"24H", "99999999h", "10m ")
+		"days; while-owned; or none", "10", "10 m", "ten", "-5m", "0", "0s", "1y", "1d", "7d", "while_owned", "While-Owned",
+		"", "24H", "99999999h", "10m ")
 	values("io.kubernetes.cri/reserved-ip-duration", "a positive whole number of minutes such as 10", "10m", "1.5", "-1",
 		"0", "99999999999", "ten")
 	values("stayput.io/home-wait", "a duration above 0 in h, m and s such as 60s or 10m, or retention", "0", "forever",
@@ -177,6 +177,10 @@ var refusals = func() (all []mistake) {
 	}
 	add(`stayput.io/pools: "no such" is not valid`,
 		`{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/pools: no such}}}`)
+	add(`stayput.io/retain-ip: "7d" is not valid`,
+		`{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/retain-ip: 7d}}}`)
+	add("stayput.io/retain-ip is missing: expected",
+		`{apiVersion: v1, kind: Namespace, metadata: {name: new, annotations: {stayput.io/when-scaled: Retain}}}`)
 
 	// The lists of a pool, by Stayput's definition and Spiderpool's.
 	pool := func(mode, lists string) string { return newPool("mode: " + mode + ", subnet: 10.7.0.0/16, " + lists) }
