@@ -1347,7 +1347,7 @@ func TestWhatGatesPodsDependsOnTheAPIServer(t *testing.T) {
 		case "webhook":
 			want[c.want] = 1
 		case "v1", "v1beta1":
-			want[c.want] = 10 // five policies with their bindings
+			want[c.want] = 14 // seven policies with their bindings
 		}
 		if !maps.Equal(is, want) {
 			t.Errorf("%+v: there are %v", c, is)
