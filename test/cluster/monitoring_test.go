@@ -203,7 +203,8 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 			`stayput_controller_pool_free_addresses == 0`)) == 1 &&
 			len(p.query(t, `stayput_controller_oldest_gated_pod_age_seconds{waiting="address"} > 0`)) == 1
 	})
-	p.moved(t, `stayput_controller_pool_gate_duration_seconds_count{waited="false"}`)
+	// The other one may have waited for a moment, as the controller had just listed everything.
+	p.moved(t, `stayput_controller_pool_gate_duration_seconds_count`)
 
 	// Every watched metric exists, and every counter among them has risen.
 	kinds := p.kinds(t)
