@@ -265,8 +265,8 @@ func (d Local) flock(fd int) error {
 	return Retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
 }
 
-// Replace gives path new content by way of temp, a file of the same directory or file system: whoever reads path finds
-// the old content or the new one. A power loss may leave neither, see ReplaceSynced.
+// Replace writes temp, which is on the same file system as path, and renames it to path. A reader of path finds the old
+// content or the new one. A power loss may leave neither, see ReplaceSynced.
 func Replace(fsys FS, temp, path string, data []byte, mode uint32) error {
 	err := fsys.WriteFile(temp, data, mode)
 	if err == nil {
